@@ -181,3 +181,21 @@ def test_connectomes_are_read_by_the_group_level(app, few, tmp_path):
     expected = make("fc-logistic").fit(source).predict_proba(target)[:, 1]
     own = table[(table["method"] == "fc-logistic") & (table["target"] == "south")].set_index("subject")
     np.testing.assert_allclose(own.loc[target.subjects.tolist(), "proba"], expected, atol=1e-6)
+
+
+def test_a_table_of_brain_structure_is_of_the_group_level(app, few, tmp_path, monkeypatch):
+    monkeypatch.setattr("m2lgdg.deploy.bids_app.no_study", lambda cohort, check: "it is not of interest here")
+    derivatives(tmp_path / "xcpd", few)
+    rows = [f"sub-{i:02}" for i in range(len(few) - 1)]  # the last has none
+    table = pd.DataFrame(
+        {"Left-Caudate": 3500.0 + np.arange(len(rows)), "eTIV": 1.5e6}, index=pd.Index(rows, name="participant_id")
+    )
+    table.to_csv(tmp_path / "aseg.tsv", sep="\t")
+    words = ("--table", f"aseg={tmp_path / 'aseg.tsv'}", "--patient", "patient", "--control", "control")
+    for level in ("participant", "group"):
+        code, _, error = app(tmp_path / "xcpd", tmp_path / "out", level, *words)
+        assert code == 0 and not error
+    made = Cohort.load(tmp_path / "out" / "group.cohort").tables["aseg"]
+    assert made["Left-Caudate"].tolist()[:-1] == table["Left-Caudate"].tolist() and made.iloc[-1].isna().all()
+    code, _, error = app(tmp_path / "xcpd", tmp_path / "other", "group", "--table", "aseg.tsv")
+    assert code == 2 and "give it as NAME=FILE" in error

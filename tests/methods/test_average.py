@@ -160,3 +160,19 @@ def test_an_average_takes_what_all_its_methods_take(fold):
     assert found.facts_["notes"][0].startswith("connectome-adaptive: Trained on connectomes: ")
     with pytest.raises(InputError, match=r"^method average of m2lgdg:M1 needs time series, and cohort tiny holds connectomes"):
         make("average", methods=("fc-svm", "m2lgdg:M1")).fit(source)
+
+
+def test_tables_of_its_methods_are_those_of_the_average(tmp_path):
+    cohort = make_cohort("tiny", n_regions=12, seed=1)
+    fold = next(leave_one_site_out(cohort, ["west"]))
+    fitted = make("average", methods=("connectome-adaptive", "fc-logistic")).fit(fold.source, source_distribution=True)
+    loaded = Model.load(fitted.save(tmp_path / "model"))
+    scores = loaded.ood_scores(fold.target)
+    np.testing.assert_array_equal(scores["table_thickness"], fitted.ood_scores(fold.target)["table_thickness"])
+    assert loaded.having_tables(fold.target) == {"thickness": len(fold.target)}
+    table = fold.target.tables["thickness"]
+    table.iloc[0] = np.nan
+    flags = loaded.flags(fold.target.with_tables({"thickness": table}))
+    assert flags[0].count("no thickness: decided without it") == 1 and not any("no thickness" in one for one in flags[1])
+    with pytest.raises(InputError, match="another unit or measure"):
+        loaded.predict_proba(fold.target.with_tables({"thickness": table / 1000}))

@@ -21,6 +21,7 @@ from m2lgdg.methods import m2lgdg
 from m2lgdg.methods import m2lgdg_connectome as plain
 from m2lgdg.methods.m2lgdg_connectome import M2LGDGConnectome
 from m2lgdg.metrics import auc, logit
+from m2lgdg.model.out_of_distribution import SourceDistribution
 from m2lgdg.preprocess import PhenotypeScaler
 from m2lgdg.registry import create as make
 
@@ -313,6 +314,41 @@ def test_saved_and_loaded_it_decides_bit_for_bit(fold, fitted, tmp_path):
     np.testing.assert_array_equal(loaded.predict_proba(fold.target), fitted.predict_proba(fold.target))
     facts = json.loads(next(Path(folder).glob("*.json")).read_text())
     assert "thickness" in json.dumps(facts)
+
+
+def test_who_has_no_table_has_no_part_in_its_cleaning(bare):
+    """A site without the table, and a part of another: means, slopes and sds are those of the others."""
+    who = (bare.sites == "a") | (np.arange(len(bare)) % 4 == 1)
+    cohort = with_tables(bare, lacking=np.flatnonzero(who))
+    rest = with_tables(bare).select(~who)
+    one, other = (make(NAME, **SMALL | {"tables": "thickness"}).fit(each, seed=0) for each in (cohort, rest))
+    for array in ("fill", "scale"):
+        np.testing.assert_allclose(one.state_[f"table.thickness.{array}"], other.state_[f"table.thickness.{array}"], rtol=1e-6)
+    values = [each.table_features(each.visible(rest))["table.thickness"] for each in (one, other)]
+    np.testing.assert_allclose(*values, atol=1e-4)
+    assert one.facts_["tables"]["thickness"]["subjects"] == (~who).sum()
+    assert np.isfinite(one.predict_proba(cohort)).all()
+
+
+def test_a_table_that_only_one_class_has_is_not_used(bare):
+    told = with_tables(bare, lacking=np.flatnonzero(bare.labels == 0))
+    told = dataclasses.replace(told, tables={"thickness": told.tables["thickness"]})
+    one, none = (make(NAME, **SMALL | {"tables": tables}).fit(told, seed=0) for tables in ("all", "none"))
+    np.testing.assert_array_equal(one.predict_proba(told), none.predict_proba(told))
+    assert one.facts_["notes"][-1] == "Table thickness is not used: only patients have it."
+
+
+def test_a_model_at_a_new_site_knows_the_tables(fold, fitted, tmp_path):
+    model = Model(fitted)
+    tables = fitted.table_rows(fold.source)
+    model.source_distributions = {fold.source.atlas: SourceDistribution.fit(fold.source, tables)}
+    loaded = Model.load(model.save(tmp_path / "model"))
+    scores = loaded.ood_scores(fold.target)
+    lacking = fold.target.tables["thickness"].isna().all(axis=1).to_numpy()
+    assert (np.isnan(scores["table_thickness"]) == lacking).all() and np.isfinite(scores["table_aseg"]).all()
+    assert loaded.having_tables(fold.target) == {"thickness": (~lacking).sum(), "aseg": len(fold.target)}
+    with pytest.raises(InputError, match="they are of another unit or measure"):
+        loaded.predict_proba(fold.target.with_tables({"thickness": fold.target.tables["thickness"] / 1000}))
 
 
 # Variant `plus`, and explanations.
