@@ -215,11 +215,11 @@ def test_means_over_folds_and_a_column_that_one_fold_lacks(linear, fold, tmp_pat
     pd.testing.assert_frame_equal(back[0].regions, first.regions, check_dtype=False)
     mean = mean_over(back)
     for column in ("CSF", "3rd-Ventricle"):
-        scores = [regions_of(one, "aseg")["score"].get(column, 0.0) for one in (first, second)]
+        signed = [regions_of(one, "aseg")["direction"].get(column, 0.0) for one in (first, second)]
         row = regions_of(mean, "aseg").loc[column]
-        assert row[["score", "low", "high"]].tolist() == pytest.approx([np.mean(scores), min(scores), max(scores)])
-        signs = [np.sign(regions_of(one, "aseg")["direction"].get(column, 0.0)) for one in (first, second)]
-        assert row["same direction"] == np.mean([sign == np.sign(row["direction"]) for sign in signs])
+        assert row[["direction", "low", "high"]].tolist() == pytest.approx([np.mean(signed), min(signed), max(signed)])
+        assert row["score"] == abs(row["direction"])
+        assert row["same direction"] == np.mean([np.sign(one) == np.sign(row["direction"]) for one in signed])
     assert regions_of(mean, "aseg").loc["3rd-Ventricle", "x"] == 0.4
     assert mean.about["structure"]["thickness"]["weight"] == pytest.approx(first.about["structure"]["thickness"]["weight"])
     assert "agreement" not in mean_over([first]).about["structure"]["aseg"]

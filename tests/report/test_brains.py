@@ -30,10 +30,10 @@ def test_bars_have_the_colours_of_their_directions(own):
     drawn = top_regions("m", "aseg", own)
     assert colours_of_bars(drawn) == [RED, BLUE, RED, RED]  # a score of zero is left out
     assert "the 4 regions with the highest scores of 4" in drawn.caption and "grey" not in drawn.caption
-    assert "2. Right-Thalamus-Proper: 4, smaller values point to patient" in drawn.page
-    mean = own.assign(low=own["score"] - 1, high=own["score"] + 1, **{"same direction": [1.0, 0.95, 0.6, 0.9]})
+    assert "2. Right-Thalamus-Proper: -4, smaller values point to patient" in drawn.page
+    mean = own.assign(low=own["direction"] - 1, high=own["direction"] + 1, **{"same direction": [1.0, 0.95, 0.6, 0.75]})
     drawn = top_regions("m", "aseg", mean)
-    assert colours_of_bars(drawn) == [RED, BLUE, GREY, RED] and "grey: it differs" in drawn.caption
+    assert colours_of_bars(drawn) == [RED, BLUE, GREY, RED] and "grey: fewer than three in four" in drawn.caption
     assert "3. CSF: 3 (2 to 4 over folds and seeds), larger values point to patient in 60 % of folds and seeds" in drawn.page
 
 
@@ -79,7 +79,7 @@ def test_the_page_shows_regions_of_tables(tmp_path):
     page = write_report(tmp_path / "out").read_text()
     section = page.split('data-section="explained"')[1].split("</section>")[0]
     assert "Regions of table aseg &lt;i&gt;" in section and "<i>" not in section and "<b>odd" not in section
-    assert "Of region scores:" in section and "same direction" in section
+    assert "Of the directions of regions:" in section and "same direction" in section
     table = pd.read_csv(next((tmp_path / "out" / "tables").glob("Regions-of-table*.csv")))
     assert table["region"][0] == "Lateral-Ventricle_L" and float(table["x"][0]) == -12.4
     kept = pd.read_csv(tmp_path / "out" / "explained" / "connectome-adaptive" / "regions.csv")

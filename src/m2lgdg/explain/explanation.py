@@ -368,8 +368,8 @@ def completeness_table(change: Floats, subjects: Sequence[str]) -> pd.DataFrame:
 def mean_over(explanations: Iterable[Explanation]) -> Explanation:
     """Mean explanation over several folds or seeds of a method, equally weighted, with `low` and `high` of each score.
 
-    These are the 2.5 and 97.5 percentiles over the explanations, or minimum and maximum for fewer than five. `same direction`
-    of a region is the proportion of explanations whose direction has the sign of the mean.
+    These are the 2.5 and 97.5 percentiles over the explanations, or minimum and maximum for fewer than five. Of regions they
+    are those of `direction`, whose size is then the score; `same direction` is the proportion of explanations with its sign.
     """
     given = list(explanations)
     methods = sorted({one.about["method"] for one in given})
@@ -441,7 +441,7 @@ def _joined_about(given: list[Explanation]) -> dict[str, Any]:
 
 
 def _joined_structure(given: list[Explanation]) -> dict[str, Any]:
-    """Mean weight of each table of brain structure and mean agreement of its scores, and the largest number of subjects."""
+    """Mean weight and mean agreement of each table of brain structure, and the largest number of subjects."""
     known = [one.about["structure"] for one in given if "structure" in one.about]
     facts: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(name for each in known for name in each):
@@ -455,23 +455,25 @@ def _joined_structure(given: list[Explanation]) -> dict[str, Any]:
 
 
 def _agreeing_structure(given: list[Explanation]) -> dict[str, Any]:
-    """As `_joined_structure`, with the agreement of the scores of each table between the explanations."""
+    """As `_joined_structure`, with the agreement of the directions of each table between the explanations."""
     joined, tables = _joined_structure(given), completed([one.regions for one in given])
     for name, facts in joined.get("structure", {}).items():
-        agreement = _agreement([table[table["table"] == name] for table in tables], "column")
+        signed = [table[table["table"] == name].assign(score=table["direction"]) for table in tables]
+        agreement = _agreement(signed, "column")
         facts |= {} if agreement is None else {"agreement": agreement}
     return joined
 
 
 def _averaged_regions(given: list[Explanation]) -> pd.DataFrame:
-    """Means with intervals, and the proportion of explanations in which larger values point to the same side."""
+    """Mean directions with intervals; a score is the size of its mean direction, as those of noise cancel."""
     tables = completed([one.regions for one in given])
     if not len(tables[0]):
         return tables[0]
-    mean = _averaged([table.drop(columns=list(PLACE)) for table in tables], KEYS, "regions").set_index(KEYS)
+    signed = [table.drop(columns=list(PLACE)).assign(score=table["direction"]) for table in tables]
+    mean = _averaged(signed, KEYS, "regions").set_index(KEYS)
     signs = [np.sign(table.set_index(KEYS)["direction"].reindex(mean.index)) for table in tables]
     same = sum((sign == np.sign(mean["direction"])) / len(tables) for sign in signs)
-    return with_places(mean.assign(**{SAME: same}).reset_index())
+    return with_places(mean.assign(score=mean["direction"].abs(), **{SAME: same}).reset_index())
 
 
 def _averaged(tables: list[pd.DataFrame], keys: list[str], what: str) -> pd.DataFrame:

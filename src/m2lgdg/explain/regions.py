@@ -11,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from m2lgdg.data.atlases.table_columns import COLUMNS as PLACE
-from m2lgdg.data.atlases.table_columns import column_places
+from m2lgdg.data.atlases.table_columns import COLUMNS, column_places
 
 Floats = npt.NDArray[np.float64]
-KEYS = ["table", "column"]
+KEYS, PLACE = ["table", "column"], COLUMNS
 SAME = "same direction"  # column of a mean: proportion of explanations with its direction
 REGION_COLUMNS = (*KEYS, *PLACE, "score", "sd", "direction")
 
@@ -97,7 +96,7 @@ def by_table(regions: pd.DataFrame) -> dict[str, pd.DataFrame]:
 def labels(own: pd.DataFrame) -> list[str]:
     """Names of the rows of one table: regions, or columns where a region has several (thickness and area)."""
     twice = own["region"].duplicated(keep=False)
-    return own["region"].where(~twice, own["column"]).astype(str).tolist()
+    return [str(name) for name in own["region"].where(~twice, own["column"])]
 
 
 def pointing(direction: float) -> str:

@@ -33,7 +33,7 @@ NUMBER = 5.0  # mm within which two numbers on a brain overlap
 BRAIN_SIZES = {2: (WIDTH, 5.4), 4: (9.0, 2.6)}  # inches of a glass brain by its number of columns
 GROUPS = {0: "controls", 1: "patients", -1: "no label"}
 TOWARDS = "Red: larger values point to patient; blue: smaller values do"
-AGREEING = 0.9  # proportion of folds and seeds with the same direction from which it is shown
+AGREEING = 0.75  # proportion of folds and seeds with the same direction from which it is shown
 Floats = npt.NDArray[np.float64]
 
 
@@ -88,25 +88,26 @@ def _marks_on_brain(top: pd.DataFrame, colours: npt.NDArray[Any], ranks: npt.NDA
 
 
 def top_regions(method: str, name: str, own: pd.DataFrame) -> Figure:
-    """Bar chart of the highest scores of a table of brain structure, in the colours of their directions."""
+    """Bar chart of the highest scores of a table of brain structure, to the right where larger values point to patient."""
     top, names = own.head(TOP), labels(own)[:TOP]
 
     def paint(sheet: Sheet) -> None:
         axis = sheet.canvas.add_subplot()
-        bars = axis.barh(range(len(top)), top["score"], color=_towards(top), height=0.75)
+        bars = axis.barh(range(len(top)), top["direction"], color=_towards(top), height=0.75)
         for i, (bar, row) in enumerate(zip(bars, top.to_dict("records"), strict=True)):
             interval = f" ({row['low']:.3g} to {row['high']:.3g} over folds and seeds)" if "low" in row else ""
             towards = f"{pointing(row['direction'])} values point to patient"
             towards += f" in {100 * row[SAME]:.0f} % of folds and seeds" if SAME in row else ""
-            sheet.tip(bar, f"{i + 1}. {row['column']}: {row['score']:.3g}{interval}, {towards}")
+            sheet.tip(bar, f"{i + 1}. {row['column']}: {row['direction']:.3g}{interval}, {towards}")
         if "low" in top:
             axis.hlines(range(len(top)), top["low"], top["high"], colors="#55585c", lw=1)
+        axis.axvline(0, color=INK, lw=0.8)
         axis.set_yticks(range(len(top)), [short(text) for text in names])
         axis.set_ylim(len(top) - 0.5, -0.5)
-        axis.set_xlabel("score")
+        axis.set_xlabel("direction (positive: larger values point to patient)")
 
     caption = f"{method}, table {name}: the {len(top)} regions with the highest scores of {len(own)}. {TOWARDS}"
-    caption += "; grey: it differs between folds or seeds" * (SAME in top) + "."
+    caption += "; grey: fewer than three in four folds and seeds agree" * (SAME in top) + "."
     caption += " Lines: interval over folds and seeds." if "low" in top else ""
     alt = f"Bar chart of the top regions of table {name} of {method}; the table has the numbers"
     return draw(f"regions-{method}-{name}", caption, alt, (WIDTH, 1.0 + 0.21 * len(top)), paint)
@@ -128,7 +129,7 @@ def brain_of_regions(method: str, name: str, own: pd.DataFrame) -> Figure | None
 
 
 def _towards(rows: pd.DataFrame) -> npt.NDArray[Any]:
-    """(row,) colours of directions; grey where folds or seeds differ."""
+    """(row,) colours of directions; grey where too few folds and seeds agree."""
     differ = rows.get(SAME, pd.Series(1.0, index=rows.index)) < AGREEING
     return np.select([differ, rows["direction"] > 0, rows["direction"] < 0], [GREY, RED, BLUE], GREY)
 
@@ -240,17 +241,17 @@ def three_dimensional(method: str, explanation: Explanation) -> dict[str, str]:
     """Self-contained pages with the top ROIs or regions on a rotatable brain, for each atlas and table with centroids."""
     from nilearn.plotting import view_markers
 
-    shown = {}
+    shown: dict[str, tuple[pd.DataFrame, list[str], list[str], list[int]]] = {}
     for name, each in by_atlas(method, explanation).items():
         top = each.rois.head(TOP)
         if _placed(top):
             names = [roi_label(str(roi)) for roi in top["roi"]]
-            shown[name] = top, names, [RED if i < HALF else GREY for i in range(len(top))], range(1, len(top) + 1)
+            shown[name] = top, names, [RED if i < HALF else GREY for i in range(len(top))], [*range(1, len(top) + 1)]
     for name, own in by_table(explanation.regions).items():
         at = np.flatnonzero(own.head(TOP)["x"].notna())
         if len(at):
             top = own.iloc[at]
-            shown[f"{method}-{name}"] = top, [labels(own)[i] for i in at], _towards(top).tolist(), at + 1
+            shown[f"{method}-{name}"] = top, [labels(own)[i] for i in at], _towards(top).tolist(), (at + 1).tolist()
     pages = {}
     for name, (top, names, colours, ranks) in shown.items():
         texts = [f"{rank}. {text}" for rank, text in zip(ranks, names, strict=True)]
@@ -355,7 +356,8 @@ def explained_text(explanation: Explanation, count: int) -> str:
         text += f" Mean rank correlation of ROI scores between cells: {agreement:.2f} (1: identical order)."
     agreeing = {name: one["agreement"] for name, one in explanation.about.get("structure", {}).items() if "agreement" in one}
     if agreeing:
-        text += f" Of region scores: {', '.join(f'{value:.2f} ({name})' for name, value in agreeing.items())}."
+        shown = ", ".join(f"{value:.2f} ({name})" for name, value in agreeing.items())
+        text += f" Of the directions of regions: {shown}."
     return " ".join([text, *explanation.lacking(), *explanation.about_rois()])
 
 
@@ -386,13 +388,14 @@ def explained_tables(method: str, explanation: Explanation) -> list[Table]:
         tables.append(_scores(f"Edges, {name}", each.edges, ["roi", "other roi", "score", "low", "high", "direction"]))
     names = ["phenotype", "score", "low", "high", "direction"]
     tables.append(_scores(f"Phenotypes, {method}", explanation.phenotypes, names))
-    names = ["region", "column", "x", "y", "z", "score", "low", "high", "direction", SAME]
+    names = ["region", "column", "x", "y", "z", "score", "direction", "low", "high", SAME]  # low and high are of the direction
     for name, own in by_table(explanation.regions).items():
         tables.append(_scores(f"Regions of table {name}, {method}", own, names))
     return [table for table in tables if table.rows]
 
 
 def _scores(title: str, table: pd.DataFrame, names: list[str]) -> Table:
+    of = " of directions" if SAME in names else ""
     names = [name for name in names if name in table]
     top = table[table["score"] > 0].head(TOP)[names]
     texts = ("roi", "other roi", "code", "phenotype", "region", "column")
@@ -400,7 +403,9 @@ def _scores(title: str, table: pd.DataFrame, names: list[str]) -> Table:
     header = [Column(f"{SAME}, %", "percent", ".0f") if one.name == SAME else one for one in header]
     named = top.assign(**{name: top[name].map(lambda roi: roi_label(str(roi))) for name in ("roi", "other roi") if name in top})
     rows = [list(row) for row in named.itertuples(index=False)]
-    return Table(title, header, rows, f"{len(rows)} highest of {len(table)} scores; low, high: interval over folds and seeds")
+    return Table(
+        title, header, rows, f"{len(rows)} highest of {len(table)} scores; low, high: interval{of} over folds and seeds"
+    )
 
 
 def _lobes_over_atlases(method: str, explanation: Explanation) -> Table:
