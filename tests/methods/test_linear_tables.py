@@ -107,6 +107,14 @@ def test_weights_of_any_decisions_are_finite_and_none_is_negative(seed):
     np.testing.assert_array_equal(weights @ np.stack(tables), table_weights(base, list(larger), cohort) @ larger)  # of any unit
 
 
+def test_the_order_of_tables_does_not_matter(fold, fitted):
+    other = fold.source._changed(tables=dict(reversed(fold.source.tables.items())))
+    refitted = m2lgdg.make("connectome-adaptive", phenotypes=True).fit(other)
+    assert list(other.tables) != list(fold.source.tables) and other.hash == fold.source.hash
+    for name, array in fitted.state_.items():
+        np.testing.assert_array_equal(refitted.state_[name], array)
+
+
 def test_a_table_that_few_have_is_not_used(fold):
     patients, controls = (np.flatnonzero(fold.source.labels == label) for label in (1, 0))
     for many, used in ((5, True), (4, False)):
@@ -236,7 +244,7 @@ def test_a_table_that_only_one_class_has_is_not_used(cohort, label, who):
     told = lacking(lacking(cohort, cohort.labels != label), cohort.labels != label, "noise")
     fitted, without = (m2lgdg.make("connectome-adaptive", tables=tables).fit(told) for tables in ("all", "none"))
     np.testing.assert_array_equal(fitted.predict_proba(told), without.predict_proba(told))
-    assert fitted.facts_["notes"] == [f"Table {name} is not used: only {who} have it." for name in ("thickness", "noise")]
+    assert fitted.facts_["notes"] == [f"Table {name} is not used: only {who} have it." for name in ("noise", "thickness")]
     assert not any("no thickness" in flag for raised in fitted.flags(told) for flag in raised)
     nobody = lacking(cohort, np.ones(len(cohort), dtype=bool))
     assert "no training subject has it" in m2lgdg.make("connectome-adaptive", tables="thickness").fit(nobody).facts_["notes"][0]

@@ -254,6 +254,38 @@ class RanksOrder(Plain):
         return np.linspace(0.9, 0.1, len(target))
 
 
+@method("structure")
+class Structure(Plain):
+    """Difference of the class means of a table."""
+
+    def learn(self, source, **how):
+        table = source.tables["thickness"].to_numpy()
+        self.state_["direction"] = table[source.labels == 1].mean(0) - table[source.labels == 0].mean(0)
+
+    def rows(self, target):
+        return target.tables["thickness"].to_numpy()
+
+    def project(self, target):
+        return np.array([row @ self.state_["direction"] for row in self.rows(target)])
+
+
+@method("centres-structure")
+class CentresStructure(Structure):
+    """Takes the mean of the target's table out of it."""
+
+    def rows(self, target):
+        return super().rows(target) - super().rows(target).mean(0)
+
+
+@method("knows-structure")
+class KnowsStructure(Structure):
+    """Learns from the table of the whole cohort."""
+
+    def learn(self, source, **how):
+        super().learn(source, **how)
+        self.state_["direction"] = self.state_["direction"] / whole().tables["thickness"].std().to_numpy()
+
+
 CACHE = []
 
 @method("remembers")
@@ -335,6 +367,8 @@ LEAKS = {
     "looks-up-labels": ["predictions with labels withheld differ by up to 0.8"],
     "opens-cohort": ["the method opens tiny.cohort, which contains the target"],  # the same in every world: nothing else tells
     "normalises": ["predictions one subject at a time differ by up to "],
+    "centres-structure": ["predictions one subject at a time differ by up to "],
+    "knows-structure": ["a target of noise changes weights direction"],
     "ranks-order": ["predictions in another order differ by up to ", "predictions one subject at a time differ by up to 0.8"],
     "outwaits": ["fitting more targets first in the same process changes weights direction"],
     "remembers": [
@@ -343,7 +377,7 @@ LEAKS = {
     ],
 }
 LINUX = ("safetensors", "hard-link")
-HONEST = ["plain", "careful", "prior", "fc-logistic"]
+HONEST = ["plain", "careful", "prior", "fc-logistic", "structure", "connectome-adaptive"]
 
 
 @pytest.fixture(scope="module")
@@ -354,7 +388,8 @@ def folder(tmp_path_factory):
     west = np.flatnonzero(cohort.sites == "west")
     labels = cohort.labels.copy()
     labels[west] = np.arange(len(west)) % 3 > 0
-    dataclasses.replace(cohort, labels=labels).save(folder / "tiny.cohort")
+    table = np.random.default_rng(0).normal(2.5, 0.2, (len(cohort), 5))
+    dataclasses.replace(cohort, labels=labels, tables={"thickness": table}).save(folder / "tiny.cohort")
     os.link(folder / "tiny.cohort", folder / "link.bin")
     np.save(folder / "table.npy", np.arange(3))
     (folder / "plugin_of_trust.py").write_text(PLUGIN)

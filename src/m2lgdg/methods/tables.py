@@ -40,7 +40,8 @@ def chosen_tables(tables: str | tuple[str, ...], source: Cohort, notes: list[str
     That is one that few or none of source have, and one that only one class has: having it would be the diagnosis.
     """
     held = source.tables
-    names = list(held) if tables == ALL else [] if tables == NONE else [tables] if isinstance(tables, str) else list(tables)
+    chosen = held if tables == ALL else () if tables == NONE else (tables,) if isinstance(tables, str) else tables
+    names = sorted(set(chosen))  # rounding does not depend on their order
     used: dict[str, list[str]] = {}
     for name in names:
         if name not in held:
