@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from m2lgdg.commands import options as shared
 from m2lgdg.commands import reading, terminal
 
 READER = (  # the options of `m2lgdg check` that this command has, too
@@ -53,7 +54,7 @@ def bids_app(words: Sequence[str] | None = None) -> None:
         reading.READER_NAMES.get(name, name): getattr(given, name) for name in READER if getattr(given, name) is not None
     }
     if "table" in options:
-        options["tables"] = reading.options.table_files(options.pop("table"))
+        options["tables"] = shared.table_files(options.pop("table"))
     if len(options.get("atlas", ())) == 1:
         options["atlas"] = options["atlas"][0]
     sys.exit(_participants(given, options) if given.analysis_level == "participant" else _group(given, options))

@@ -161,7 +161,7 @@ class Linear(TakesTables, UsesAmplitude, Method):
         return np.asarray(factors @ np.stack(filled))
 
     def scaled_confounds(self, cohort: Cohort) -> dict[str, Floats]:
-        scaled = self._features("phenotypes", cohort)  # (subject, input)
+        scaled = np.asarray(self._features("phenotypes", cohort), dtype=np.float64)  # (subject, input)
         return {name: scaled[:, i] for i, name in enumerate(self.facts_["inputs"]) if name in TABLE_CONFOUNDS}
 
     def held_out_logits(self) -> Floats | None:

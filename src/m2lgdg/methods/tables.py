@@ -50,8 +50,8 @@ def chosen_tables(tables: str | tuple[str, ...], source: Cohort, notes: list[str
         by_site = held[name].groupby(source.sites)
         varies = (by_site.max() > by_site.min()).any()  # a column that is constant at each site tells nothing but the site
         columns = [column for column in held[name] if varies[column]]
-        having = source.labels[_known(held[name][columns].to_numpy(dtype=np.float64))[0]] if columns else []
-        patients, controls = (int(np.sum(np.asarray(having) == label)) for label in (1, 0))
+        having = source.labels[_known(held[name][columns].to_numpy(dtype=np.float64))[0] & bool(columns)]
+        patients, controls = (int(np.sum(having == label)) for label in (1, 0))
         if min(patients, controls) >= FEWEST_OF_CLASS:
             used[name] = columns
         elif notes is not None:

@@ -76,7 +76,7 @@ class TableRange(NamedTuple):
 
     def score(self, rows: TableRows) -> Floats:
         """(subject,) distance, in units of that which 5 % of source subjects exceed."""
-        return _relative(rows.cleaned, self.centre, self.spread, MOST) / self.reached[1]
+        return np.asarray(_relative(rows.cleaned, self.centre, self.spread, MOST) / self.reached[1], dtype=np.float64)
 
     def failed(self, rows: TableRows) -> Iterator[tuple[int, str]]:
         """Subjects with many columns far out of range at once, and the number of columns in words."""
