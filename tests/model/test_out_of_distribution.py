@@ -8,8 +8,9 @@ from safetensors.numpy import load_file, save_file
 
 from m2lgdg import InputError, Model, make, make_cohort
 from m2lgdg.connectivity import fc_features
+from m2lgdg.methods.tables import TableRows
 from m2lgdg.model import out_of_distribution
-from m2lgdg.model.out_of_distribution import FORMAT, SourceDistribution, flags, spectral_edge
+from m2lgdg.model.out_of_distribution import FORMAT, SourceDistribution, TableRange, flags, spectral_edge
 from m2lgdg.scans import Connectomes
 
 
@@ -249,6 +250,19 @@ def test_a_failed_segmentation_is_flagged_at_any_number_of_subjects(brains, stru
             assert model.ood_scores(some)["table_thickness"][which] > 1
             assert "table_thickness" in " ".join(model.flags(some)[which])
     assert not any("segmentation" in flag for flags in structural.flags(target) for flag in flags)
+
+
+def test_sites_of_two_subjects_do_not_make_the_range_narrow():
+    """The deviation from the median of two is half their difference; few subjects at all tell no range."""
+    draw = np.random.default_rng(0)
+    values = draw.normal(100, 5, size=(60, 40))
+    rows, new = TableRows(values, values), draw.normal(100, 5, size=(200, 40))
+    pairs, sites = TableRange.fit(rows, np.arange(60) // 2), TableRange.fit(rows, np.arange(60) // 20)
+    for one in (pairs, sites):
+        assert one.within == pytest.approx(np.full(40, 5), rel=0.5) and not list(one.failed(TableRows(new, new)))
+    few = TableRange.fit(TableRows(values[:10], values[:10]), np.arange(10) // 5)
+    assert np.isinf(few.within).all() and np.isnan(few.reached).all()
+    assert not list(few.failed(TableRows(10 * new, 10 * new)))
 
 
 def test_who_has_no_table_has_no_score_of_it(brains, structural):

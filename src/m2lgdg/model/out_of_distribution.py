@@ -27,6 +27,7 @@ from m2lgdg.storage import InputError, one_line, read_tensors, write_tensors
 FORMAT = "m2lgdg-limits-1"
 LEAST_SUBJECTS = 20  # of source; with fewer, the distribution is not known
 AXES = 10  # principal axes of connectivity; 300 kB at 116 ROIs
+LEAST_AT_SITE = 5  # with fewer, the spread within a site is mostly that of its median
 PER_AXIS = 5  # least source subjects per axis: an axis is a direction of many subjects, never one subject's scan
 QUANTILES = (0.5, 0.95)
 TABLE = "table_"  # starts the names of the scores of tables
@@ -51,7 +52,7 @@ class TableRange(NamedTuple):
     centre: Singles  # medians without confounds
     spread: Singles
     usual: Singles  # medians of the values as they are
-    within: Singles  # their spread within sites
+    within: Singles  # their spread within sites, or over all if sites are small; infinite with few subjects
     reached: Singles  # (quantile,) distances of source subjects from all other sites
 
     @classmethod
@@ -60,7 +61,11 @@ class TableRange(NamedTuple):
         known = ~np.isnan(rows.cleaned).all(axis=1)
         values, cleaned, groups = rows.values[known], rows.cleaned[known], groups[known]
         usual, whole = _robust(values)
-        within = _robust(values - pd.DataFrame(values).groupby(groups).transform("median").to_numpy())[1]
+        within = np.full_like(whole, np.inf) if len(values) < LEAST_SUBJECTS else whole
+        large = np.bincount(groups)[groups] >= LEAST_AT_SITE
+        if large.sum() >= LEAST_SUBJECTS:
+            medians = pd.DataFrame(values[large]).groupby(groups[large]).transform("median").to_numpy()
+            within = _robust(values[large] - medians)[1]
 
         def statistics(some: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
             centre, spread = _robust(cleaned[some])
