@@ -130,7 +130,7 @@ def hemispheres(columns: Iterable[str]) -> tuple[list[str], list[str]]:
 def _same_rows(cohort: Cohort, name: str, table: pd.DataFrame) -> Iterator[Finding]:
     """Pairs of subjects with the same values in all columns, or in those of a hemisphere; the first with each of the others."""
     left, right = hemispheres(table.columns)
-    pairs: set[tuple[str, str]] = set()
+    pairs: set[tuple[str, ...]] = set()
     for side, columns in {"": list(table.columns), "left": left, "right": right}.items():
         for one in _same(cohort, name, table[columns], side):
             if one.subjects not in pairs:
