@@ -66,6 +66,19 @@ def hostile(tmp_path_factory):
     return write_report(folder)
 
 
+@pytest.fixture(scope="module")
+def structured(tmp_path_factory):
+    """A study of tables of brain structure, some with the worst of names, which not everybody has."""
+    cohort = make_cohort("tiny", n_regions=8, without_table=0.2)
+    table = cohort.tables["thickness"]
+    cohort = cohort.with_tables({name: table.add_prefix(name) for name in (HOSTILE[0], HOSTILE[2])})
+    study = {"cohort": cohort, "seeds": [0], "methods": ["phenotype-logistic", "connectome-adaptive"], "min_per_class": 4}
+    study |= {"variants": ["phenotypes", "no-structure", "structure", "scan-phenotypes"]}
+    summary = run_study(study, tmp_path_factory.mktemp("structured") / "out")
+    assert not summary.failed
+    return write_report(summary.folder)
+
+
 def opened(browser, page_file, width=1280, **options):
     """A page that was loaded with its eyes open: (page, what went wrong, what was asked of the network)."""
     page = browser.new_page(viewport={"width": width, "height": 900}, **options)
@@ -77,7 +90,7 @@ def opened(browser, page_file, width=1280, **options):
     return page, wrong, asked
 
 
-@pytest.mark.parametrize("study", ["explained", "failed", "hostile"])
+@pytest.mark.parametrize("study", ["explained", "failed", "hostile", "structured"])
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_error_no_request_no_overflow(study, width, scheme, browser, request):

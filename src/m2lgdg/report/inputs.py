@@ -190,8 +190,8 @@ def _added(
     difference, _, sites, p = paired_test(pd.Series(with_it), pd.Series(without))
     half = NORMAL * float(np.sqrt(np.sum(variances))) / len(areas)
     spread = half_interval(float((with_it - without).std(ddof=1)), sites) if sites > 1 else NAN
-    intervals = [Interval(difference - one, difference + one) for one in (half, spread)]
-    return Added(more, less, what, to, float(with_it.mean()), float(without.mean()), difference, *intervals, p, sites)
+    subjects, of_sites = (Interval(difference - one, difference + one) for one in (half, spread))
+    return Added(more, less, what, to, float(with_it.mean()), float(without.mean()), difference, subjects, of_sites, p, sites)
 
 
 def _means(counts: Sequence[int]) -> npt.NDArray[np.float64]:
