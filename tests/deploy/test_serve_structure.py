@@ -207,17 +207,17 @@ def test_what_is_missing_is_said(fitted, cohort):
 def test_the_regions_of_tables_are_explained(fitted, cohort):
     page = ask(fitted, cohort, [("table-1", aseg())], {"explain": "1"})
     rows = re.findall(
-        r"<tr><td>([^<]*)</td><td>([^<]*)</td><td>([^<]*) sd</td><td>([^<]*)</td><td>([^<]*)</td></tr>", page.text
+        r"<tr><td>([^<]*)</td><td>([^<]*) sd</td><td>([^<]*)</td><td>([^<]*)</td><td>([^<]*)</td></tr>", page.text
     )
     (atlas,) = fitted.members
     one = one_subject(fitted, {atlas: ("a.npy", npy(cohort.series[0]))}, {"sex": "1", "age": "30"}, "", {"aseg": [aseg()]})
     regions = explain_subject(fitted, one).regions
-    assert {row[1] for row in rows} == {"aseg"} and len(rows) == (
+    assert {row[4] for row in rows} == {"aseg"} and len(rows) == (
         regions["score"] > 1e-9
     ).sum() == 3  # not the size of the head
     for row, expected in zip(rows, regions.to_dict("records"), strict=False):
-        assert (row[0], float(row[3])) == (expected["region"], pytest.approx(expected["score"], rel=0.01))
-        assert row[4] == ("patient" if expected["contribution"] > 0 else "control")
+        assert (row[0], float(row[2])) == (expected["region"], pytest.approx(expected["score"], rel=0.01))
+        assert row[3] == ("patient" if expected["contribution"] > 0 else "control")
     assert "Top regions of tables" not in ask(fitted, cohort, [], {"explain": "1"}).text
 
 

@@ -61,7 +61,7 @@ class Explained:
 
     rois: list[tuple[int, str, str]] = field(default_factory=list)  # rank, name, score
     phenotypes: list[tuple[str, str, str]] = field(default_factory=list)  # name, score, towards which class
-    regions: list[tuple[str, str, str, str, str]] = field(default_factory=list)  # name, table, value, score, towards
+    regions: list[tuple[str, str, str, str, str]] = field(default_factory=list)  # name, value, score, towards, table
     brain: str = ""  # an <img> without any text of the user
     sentences: list[str] = field(default_factory=list)
 
@@ -181,10 +181,10 @@ def _explained(fitted: Model, cohort: Cohort) -> Explained:
         regions=[
             (
                 str(row["region"]),
-                str(row["table"]),
                 f"{row['value']:+.1f} sd",
                 f"{row['score']:.3g}",
                 "patient" if row["contribution"] > 0 else "control",
+                str(row["table"]),
             )
             for row in explanation.regions.head(HALF).to_dict("records")
             if row["score"] > 0
