@@ -380,9 +380,10 @@ def data_line(findings: Iterable[Finding], command: str, *, new_site: bool = Fal
     return f"Data: {words}; {command} lists {them}." if words else ""
 
 
-def check_command(cohort: str | Path, *, new_site: bool = False) -> str:
-    """The command that lists the findings about a cohort file or folder."""
-    return shlex.join(["m2lgdg", "check", str(cohort), *(["--new-site"] if new_site else [])])
+def check_command(cohort: str | Path, *, new_site: bool = False, tables: Sequence[str] = ()) -> str:
+    """The command that lists the findings about a cohort file or folder, with the values of --table."""
+    given = [word for one in tables for word in ("--table", one)]
+    return shlex.join(["m2lgdg", "check", str(cohort), *given, *(["--new-site"] if new_site else [])])
 
 
 def anonymous_sentences(stored: Iterable[Mapping[str, str]]) -> list[str]:

@@ -102,6 +102,9 @@ def test_a_failed_segmentation_is_flagged_by_its_own_site_too(command):
     code, text, _ = command("predict", "model", "new.cohort", "--table", "thickness=new.tsv", "--out", "p.csv")
     flagged = pd.read_csv("p.csv").set_index("subject")["flags"].fillna("")
     assert code == 0 and "failed segmentation (1)" in text
+    assert "m2lgdg check new.cohort --table thickness=new.tsv --new-site lists" in text
+    code, found, _ = command("check", "new.cohort", "--table", "thickness=new.tsv", "--new-site")
+    assert "its segmentation" in found and str(rows.index[3]) in found
     assert flagged[flagged.str.contains("failed segmentation")].index.astype(str).tolist() == [str(rows.index[3])]
 
 

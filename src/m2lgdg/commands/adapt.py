@@ -71,7 +71,7 @@ def adapt(
         (ASSUMED if level.assumed else GIVEN).format(100 * level.prevalence),
         *(f"Note: {note}" for note in result.notes),
     )
-    models.print_data_line(cohort, path, new_site=True)
+    models.print_data_line(cohort, path, table, new_site=True)
     models.print_notes(fitted, cohort)
     terminal.say(
         f"With further subjects of {level.site or 'the site'}, run m2lgdg adapt {to} again with --update; scans that were "

@@ -43,7 +43,7 @@ def calibrate(
     terminal.say(f"Wrote {to}: calibrated on {count} subjects; do not evaluate the model on them.")
     if len(cohort.site_names) > 1:
         terminal.say(f"Note: the subjects are from {len(cohort.site_names)} sites; calibrate to one of them with --site.")
-    models.print_data_line(labelled, path, new_site=True)
+    models.print_data_line(labelled, path, table, new_site=True)
     models.print_notes(fitted, cohort)
     others = suggestions.Fill("OTHER_SUBJECTS")
     suggestions.print_next(

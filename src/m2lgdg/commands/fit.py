@@ -98,7 +98,7 @@ def fit(
         terminal.say(
             f"Trained for {len(facts['history'])} epochs; best epoch {facts['best_epoch']} with {on} AUC {best['val_auc']:.3f}."
         )
-    models.print_data_line(source, path)
+    models.print_data_line(source, path, table)
     models.print_tables(method)
     sites = facts["source"]["sites"]
     count = sum(sum(one.values()) for one in sites.values())

@@ -54,12 +54,12 @@ def write_model(fitted: Model, to: Path) -> None:
         write_card(fitted.save(folder))
 
 
-def print_data_line(cohort: Cohort, path: Path, *, new_site: bool = False) -> None:
+def print_data_line(cohort: Cohort, path: Path, tables: Sequence[str] | None, *, new_site: bool = False) -> None:
     """Print one line on the findings about the subjects that were used, if there are any."""
     from m2lgdg.data.check import with_checks
     from m2lgdg.findings import check_command, data_line
 
-    command = check_command(path, new_site=new_site)
+    command = check_command(path, new_site=new_site, tables=tables or ())
     if line := data_line(with_checks(cohort).findings or (), command, new_site=new_site):
         terminal.say(line)
 

@@ -55,7 +55,7 @@ def predict(
     if result.flagged:
         counts = ", ".join(f"{kind} ({count})" for kind, count in result.flagged.items())
         terminal.say(f"Flagged: {counts}; see the column flags.")
-    models.print_data_line(cohort, path, new_site=True)
+    models.print_data_line(cohort, path, table, new_site=True)
     models.print_notes(fitted, cohort)
     models.warn_of_other_code(fitted)
     terminal.say(
