@@ -82,10 +82,11 @@ def two_sites() -> tuple[list[str], str]:
 
 
 def table() -> str:
-    """Six results that matter, and a sentence on what two sites can decide."""
+    """Seven results that matter, and a sentence on what two sites can decide."""
     linear = "paper/linear"
     network = [(study, "m2lgdg-connectome", "") for study in ("paper/connectome", "all-sites/connectome")]
     default = [(study, "connectome-adaptive", "phenotypes") for study in (linear, "all-sites/linear")]
+    structure = [(f"abide-structure/{study}", "connectome-adaptive", "phenotypes") for study in ("paper", "linear")]
     logistic = [(study, "fc-logistic", "phenotypes") for study in (linear, "all-sites/linear")]
     without_brain = [(study, "phenotype-logistic", "") for study in (linear, "all-sites/linear")]
 
@@ -101,6 +102,7 @@ def table() -> str:
         ["... 95 % interval of its five trainings, averaged", *intervals, ""],
         row("[`m2lgdg-connectome`](docs/choosing.md), on connectomes", network),
         row("[`connectome-adaptive`](docs/connectome-adaptive.md), the default", default),
+        row("... with [brain structure](docs/structure.md)", structure),
         row("[both](docs/choosing.md#at-20-sites), variant `plus`", network, default),
         row("[`fc-logistic`](docs/methods.md), a linear peer", logistic),
         row("[phenotypes alone](docs/trust.md#baselines-without-imaging)", without_brain),
