@@ -26,6 +26,8 @@ FAMILIES = ("abide-paper", "abide-atlases", "abide", "rest-meta-mdd")  # of stud
 COHORTS = {
     **dict.fromkeys(("abide-adapted", "abide-connectome-atlases"), "abide-atlases"),
     **dict.fromkeys(("abide-connectome-sensitivity", "abide-margin"), "abide-paper"),
+    **{f"abide-structure{part}": "abide-structure" for part in ("", "-ablation", "-atlases", "-connectome", "-plus")},
+    **{name: name for name in ("abide-structure-head", "abide-structure-matched", "abide-structure-paper")},
 }
 AT_20_SITES = (
     *("abide-adapted", "abide-connectome", "abide-connectome-atlases", "abide-connectome-quick", "abide-linear"),
@@ -38,7 +40,8 @@ TARGETS = {"abide": ["NYU", "USM"], "rest-meta-mdd": ["S9", "S15", "S20", "S21"]
 def cohorts():
     """The sites of both releases, four people at each; the last cohort has six atlases."""
     sites = {"abide": ABIDE_SITES, "rest-meta-mdd": REST_SITES, "abide-atlases": (*ABIDE_SITES, "UM_1", "YALE")}
-    made = {name: make_cohort("tiny", sizes=dict.fromkeys(names, 4), lengths=(30, 40)) for name, names in sites.items()}
+    small = {"lengths": (30, 40), "n_regions": 3}
+    made = {name: make_cohort("tiny", sizes=dict.fromkeys(names, 4), **small) for name, names in sites.items()}
     first, *others = ("aal", "ho", "cc200", "ez", "tt", "dosenbach160")
     several = made["abide-atlases"]
     further = dict.fromkeys(others, Parcellation(several.rois, several.series))
@@ -49,7 +52,8 @@ def cells_of(path, cohorts):
     study = read_study(path)
     cohort = COHORTS.get(path.stem) or next(name for name in FAMILIES if path.stem.startswith(name))
     assert Path(study.cohort).name == f"{cohort}.cohort"
-    sites = "abide-atlases" if path.stem in AT_20_SITES else "abide" if cohort == "abide-paper" else cohort
+    everywhere = path.stem in AT_20_SITES or "structure" in path.stem
+    sites = "abide-atlases" if everywhere else "abide" if cohort == "abide-paper" else cohort
     return make_cells(study, cohorts[sites])
 
 

@@ -5,12 +5,13 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from m2lgdg.data import atlases
-from m2lgdg.data.atlases.table_columns import STRUCTURE, column_places
+from m2lgdg.data.atlases.table_columns import STRUCTURE, column_places, head_column, renamed_as
 
 SIDES = {"L": ("lh", "Left"), "R": ("rh", "Right")}
 
@@ -90,6 +91,7 @@ def test_no_region_is_two():
     assert len(names) == len(set(names)) == 68 + 148 + 35
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(max_size=30), unique=True, max_size=6))
 def test_any_name_has_a_row(columns):
     found = column_places(columns)
@@ -112,3 +114,23 @@ def test_centroids_agree_with_the_surface():
     assert gaps.max() < 8 and np.median(gaps) < 4
     swapped = [np.linalg.norm(table.loc[one] - surface[other]) for one, other in itertools.pairwise(table.index)]
     assert np.median(swapped) > 25
+
+
+def test_names_of_another_version_are_those_of_the_model():
+    seven = pd.DataFrame({"Left-Thalamus": [1.0], "EstimatedTotalIntraCranialVol": [2.0], "CSF": [3.0]})
+    six = renamed_as(seven, ["IntraCranialVol", "Left-Thalamus-Proper", "CSF"])
+    assert six.iloc[0].to_dict() == {"Left-Thalamus-Proper": 1.0, "IntraCranialVol": 2.0, "CSF": 3.0}
+    assert renamed_as(six, list(seven)).equals(seven)  # and back
+    assert renamed_as(seven, list(seven)).equals(seven)
+
+
+def test_two_columns_of_one_measure_keep_their_names():
+    both = pd.DataFrame({"eTIV": [1.0], "EstimatedTotalIntraCranialVol": [2.0]})
+    assert list(renamed_as(both, ["IntraCranialVol"])) == ["eTIV", "EstimatedTotalIntraCranialVol"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "found"), [(["CSF", "eTIV"], "eTIV"), (["Intra.Cranial.Vol"], "Intra.Cranial.Vol"), (["CSF"], None)]
+)
+def test_the_column_of_head_size(columns, found):
+    assert head_column(columns) == found

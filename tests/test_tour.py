@@ -66,4 +66,4 @@ def test_the_code_of_the_page_runs(tmp_path, monkeypatch):
             m2lgdg.METHODS.pop("my-svm", None)
     assert len(values[0]) == len(values[1]) == 4
     assert set(read_predictions(tmp_path / "my-study")["method"]) == {"my-svm", "fc-svm"}
-    assert len(values[3]) == 52 and len(names["cohort"]) == 52
+    assert len(values[4]) == 52 and len(names["cohort"]) == 52

@@ -138,7 +138,7 @@ def shown(response):
 
 
 def test_what_the_columns_say_of_a_table(fitted):
-    thickness, volumes, own = expected_tables(fitted)
+    volumes, own, thickness = expected_tables(fitted)
     assert (thickness.files, thickness.what) == ("lh.aparc.stats and rh.aparc.stats", "thickness, Desikan-Killiany")
     assert (volumes.files, volumes.what) == ("aseg.stats", "volume, aseg")
     assert (own.files, own.what) == ("", "columns score a, score b")
@@ -151,26 +151,27 @@ def test_the_form_asks_for_tables_only_if_the_model_takes_them(fitted, cohort):
         page
     )
     assert 'accept=".csv,.tsv,.txt"' in page.text and 'accept=".stats,.csv,.tsv,.txt"' in page.text
-    assert "12 ROIs (synthetic), with tables thickness and aseg and own." in words(page)
+    assert "12 ROIs (synthetic), with tables aseg and own and thickness." in words(page)
     without = make("connectome-adaptive", tables="none", phenotypes=True).fit(cohort)
     plain = ask(without, cohort)
-    assert "table" not in words(plain).lower().replace("structure", "table") and 'id="table-0"' not in plain.text
-    refused = ask(without, cohort, [("table-0", aseg())])
+    assert "table" not in words(plain).lower().replace("structure", "table") and 'id="table-2"' not in plain.text
+    refused = ask(without, cohort, [("table-2", aseg())])
     assert refused.status_code == 400 and "Maximum number of files is 1" in alert(refused)
 
 
 def test_values_are_those_of_the_method_with_these_tables(fitted, cohort):
     cortex = [2.5, 3.0, 2.75] * 2 + [2.5, 2.5, 1500000.25]
     volumes = [4210.0, 4110.0, 7010.0, 1500000.25]  # by the names of an earlier version of FreeSurfer
-    every = [*(("table-0", one) for one in BOTH), ("table-1", aseg()), ("table-2", one_row(OTHERS, [0.5, 1.5]))]
+    every = [*(("table-2", one) for one in BOTH), ("table-0", aseg()), ("table-1", one_row(OTHERS, [0.5, 1.5]))]
     page = ask(fitted, cohort, every)
     whole = proba_of(fitted, cohort, thickness=cortex, aseg=volumes, own=[0.5, 1.5])
     given = {"thickness": BOTH, "aseg": [aseg()], "own": [one_row(OTHERS, [0.5, 1.5])]}
     assert computed(fitted, cohort, given) == pytest.approx(whole, abs=1e-12) and shown(page) == f"{whole:.2f}"
     said = words(page)
-    assert "thickness 9 of 9 values, from lh.aparc.stats and rh.aparc.stats. aseg 4 of 4 values, from aseg.stats." in said
+    assert "thickness 9 of 9 values, from lh.aparc.stats and rh.aparc.stats." in said
+    assert "aseg 4 of 4 values, from aseg.stats." in said
     assert "decided without" not in said
-    alone = ask(fitted, cohort, [("table-1", aseg())])
+    alone = ask(fitted, cohort, [("table-0", aseg())])
     some, none = proba_of(fitted, cohort, aseg=volumes), proba_of(fitted, cohort)
     assert computed(fitted, cohort, {"aseg": [aseg()]}) == pytest.approx(some, abs=1e-12) and shown(alone) == f"{some:.2f}"
     said = words(alone)
@@ -194,18 +195,18 @@ def test_a_table_of_one_row_is_the_same_as_stats_files(fitted, cohort, file):
 
 
 def test_what_is_missing_is_said(fitted, cohort):
-    left = ask(fitted, cohort, [("table-0", BOTH[0])])
+    left = ask(fitted, cohort, [("table-2", BOTH[0])])
     assert "thickness 5 of 9 values, from lh.aparc.stats; the mean of the training subjects takes the place" in words(left)
     given = [2.5, 3.0, 2.75, *[np.nan] * 3, 2.5, np.nan, 1500000.25]
     expected = proba_of(fitted, cohort, thickness=given)
     assert computed(fitted, cohort, {"thickness": BOTH[:1]}) == pytest.approx(expected, abs=1e-12)
-    few = ask(fitted, cohort, [("table-0", one_row(THICKNESS, [2.5, "NaN", "", "n/a", "", "", "", "", ""]))])
+    few = ask(fitted, cohort, [("table-2", one_row(THICKNESS, [2.5, "NaN", "", "n/a", "", "", "", "", ""]))])
     assert "thickness 1 of 9 values, from row.csv; decided without it." in words(few)
     assert "no thickness: decided without it" in words(few) and shown(few) == shown(ask(fitted, cohort))
 
 
 def test_the_regions_of_tables_are_explained(fitted, cohort):
-    page = ask(fitted, cohort, [("table-1", aseg())], {"explain": "1"})
+    page = ask(fitted, cohort, [("table-0", aseg())], {"explain": "1"})
     rows = re.findall(
         r"<tr><td>([^<]*)</td><td>([^<]*) sd</td><td>([^<]*)</td><td>([^<]*)</td><td>([^<]*)</td></tr>", page.text
     )
@@ -223,7 +224,7 @@ def test_the_regions_of_tables_are_explained(fitted, cohort):
 
 def test_an_average_takes_the_tables_of_its_methods(cohort):
     model = make("average", methods=("fc-logistic", "connectome-adaptive")).fit(cohort)
-    page = ask(model, cohort, [("table-1", aseg())], {"explain": "1"})
+    page = ask(model, cohort, [("table-0", aseg())], {"explain": "1"})
     assert "aseg 4 of 4 values, from aseg.stats. own not given; decided without it." in words(page)
     assert shown(page) == f"{computed(model, cohort, {'aseg': [aseg()]}):.2f}"
 
@@ -236,45 +237,45 @@ def test_a_table_without_weight_is_said_to_have_none(cohort):
 
 DESTRIEUX = ["G_and_S_frontomargin", "G_cuneus", "S_central"]
 HOSTILE = {  # field, files, status, sentence (its beginning)
-    "another atlas": (0, [surface("lh", atlas="aparc.a2009s", regions=DESTRIEUX)], 422,
+    "another atlas": (2, [surface("lh", atlas="aparc.a2009s", regions=DESTRIEUX)], 422,
         f"lh.aparc.a2009s.stats (thickness, Destrieux) {WRONG}"),
-    "another atlas with the same names": (0, [surface("lh", atlas="aparc.DKTatlas")], 422,
+    "another atlas with the same names": (2, [surface("lh", atlas="aparc.DKTatlas")], 422,
         "lh.aparc.DKTatlas.stats (thickness, aparc.DKTatlas) does not fit table thickness of the"),
-    "another atlas, renamed": (0, [("lh.aparc.stats", surface("lh", atlas="aparc.DKTatlas")[1])], 422,
+    "another atlas, renamed": (2, [("lh.aparc.stats", surface("lh", atlas="aparc.DKTatlas")[1])], 422,
         "lh.aparc.stats (thickness, aparc.DKTatlas) does not fit table thickness of the"),
-    "another measure": (0, [("a.tsv", b"lh.aparc.area\tlh_bankssts_area\tlh_insula_area\ns1\t1000\t2000\n")], 422,
+    "another measure": (2, [("a.tsv", b"lh.aparc.area\tlh_bankssts_area\tlh_insula_area\ns1\t1000\t2000\n")], 422,
         "a.tsv (area, desikan-killiany, freesurfer) does not fit table thickness of the"),
-    "volumes for thickness": (0, [aseg()], 422, "aseg.stats has no thickness; its columns are Index, SegId"),
-    "surface for volumes": (1, [BOTH[0]], 422, "lh.aparc.stats (volume, Desikan-Killiany) does not fit table aseg of the"),
-    "stats for other columns": (2, [aseg()], 422, "aseg.stats is a stats file of FreeSurfer, and table own is not (columns"),
-    "other columns": (2, [one_row(["x"], [1])], 422, "row.csv (numbers) does not fit table own of the model (columns score a,"),
-    "one hemisphere twice": (0, [BOTH[0], ("lh.copy.stats", BOTH[0][1])], 422,
+    "volumes for thickness": (2, [aseg()], 422, "aseg.stats has no thickness; its columns are Index, SegId"),
+    "surface for volumes": (0, [BOTH[0]], 422, "lh.aparc.stats (volume, Desikan-Killiany) does not fit table aseg of the"),
+    "stats for other columns": (1, [aseg()], 422, "aseg.stats is a stats file of FreeSurfer, and table own is not (columns"),
+    "other columns": (1, [one_row(["x"], [1])], 422, "row.csv (numbers) does not fit table own of the model (columns score a,"),
+    "one hemisphere twice": (2, [BOTH[0], ("lh.copy.stats", BOTH[0][1])], 422,
         "table thickness: lh.aparc.stats and lh.copy.stats both have lh_bankssts_thickness; give lh.aparc.stats and rh."),
-    "a hemisphere under the other's name": (0, [BOTH[0], ("rh.aparc.stats", BOTH[0][1])], 422,
+    "a hemisphere under the other's name": (2, [BOTH[0], ("rh.aparc.stats", BOTH[0][1])], 422,
         "rh.aparc.stats is of the hemisphere lh by its header; rename it."),
-    "hemispheres of two subjects": (0, [BOTH[0], surface("rh", subject="sub-02")], 422,
+    "hemispheres of two subjects": (2, [BOTH[0], surface("rh", subject="sub-02")], 422,
         "lh.aparc.stats is of subject sub-01 and rh.aparc.stats of sub-02; give the files of one."),
-    "hemispheres of two heads": (0, [BOTH[0], surface("rh", size="1400000")], 422,
+    "hemispheres of two heads": (2, [BOTH[0], surface("rh", size="1400000")], 422,
         "table thickness: lh.aparc.stats and rh.aparc.stats both have EstimatedTotalIntraCranialVol, with different values"),
-    "two rows": (2, [("t.csv", b"id,score a,score b\n1,2,3\n2,3,4\n")], 422, "t.csv has the rows of 2 subjects; give that of"),
-    "two rows without ids": (2, [("t.csv", b"score a,score b\n2,3\n3,4\n")], 422, "t.csv has no column of ids"),
-    "a column twice": (2, [("t.csv", b"score a,score a,score b\n2,3,4\n")], 422, "t.csv: column score a appears twice."),
-    "a region twice": (0, [surface("lh", regions=["insula", "insula", "precentral"])], 422,
+    "two rows": (1, [("t.csv", b"id,score a,score b\n1,2,3\n2,3,4\n")], 422, "t.csv has the rows of 2 subjects; give that of"),
+    "two rows without ids": (1, [("t.csv", b"score a,score b\n2,3\n3,4\n")], 422, "t.csv has no column of ids"),
+    "a column twice": (1, [("t.csv", b"score a,score a,score b\n2,3,4\n")], 422, "t.csv: column score a appears twice."),
+    "a region twice": (2, [surface("lh", regions=["insula", "insula", "precentral"])], 422,
         "lh.aparc.stats: region lh_insula_thickness is listed twice."),
-    "text": (2, [("t.csv", b"score a,score b\nlow,<script>alert(1)</script>\n")], 422, "t.csv: subject"),
-    "a label": (2, [("t.csv", b"id,score a,DX_GROUP\n1,2,3\n")], 422, "t.csv: column DX_GROUP reveals the diagnosis;"),
-    "infinite": (0, [surface("lh", thickness=("inf", "2", "3"))], 422, "lh.aparc.stats: the value of lh_bankssts_thickness is"),
-    "header only": (2, [("t.csv", b"score a,score b\n")], 422, "t.csv has a header and no row."),
-    "empty": (2, [("t.csv", b"")], 422, "t.csv is empty."),
-    "binary": (1, [("aseg.stats", bytes(range(256)) * 8)], 422, "aseg.stats is not a stats file of FreeSurfer: it has no"),
-    "binary table": (2, [("t.csv", bytes(range(256)) * 8)], 422, "t.csv is not a text file."),
-    "not UTF-8": (2, [("t.csv", b"score a,score b\n\xff,2\n")], 422, "t.csv cannot be read as a table ("),
-    "another kind": (2, [("t.xlsx", b"PK")], 422, "t.xlsx cannot be read: a table ends in .stats, .csv, .tsv or .txt."),
-    "no name": (2, [("", b"a")], 400, None),
-    "too many cells": (2, [("t.csv", b"a," * 20_001)], 422, "t.csv has more than 20000 cells; give the row of one subject."),
-    "too large": (2, [("t.csv", b"a" * (LARGEST_TABLE + 1))], 413, "A file of table own is larger than the limit of 1 MB."),
-    "too many": (2, [(f"{i}.csv", b"a") for i in range(MOST_FILES + 1)], 400, "There are 5 files for table own;"),
-    "far too many": (2, [(f"{i}.csv", b"a") for i in range(40)], 400, "The form cannot be read (Too many files."),
+    "text": (1, [("t.csv", b"score a,score b\nlow,<script>alert(1)</script>\n")], 422, "t.csv: subject"),
+    "a label": (1, [("t.csv", b"id,score a,DX_GROUP\n1,2,3\n")], 422, "t.csv: column DX_GROUP reveals the diagnosis;"),
+    "infinite": (2, [surface("lh", thickness=("inf", "2", "3"))], 422, "lh.aparc.stats: the value of lh_bankssts_thickness is"),
+    "header only": (1, [("t.csv", b"score a,score b\n")], 422, "t.csv has a header and no row."),
+    "empty": (1, [("t.csv", b"")], 422, "t.csv is empty."),
+    "binary": (0, [("aseg.stats", bytes(range(256)) * 8)], 422, "aseg.stats is not a stats file of FreeSurfer: it has no"),
+    "binary table": (1, [("t.csv", bytes(range(256)) * 8)], 422, "t.csv is not a text file."),
+    "not UTF-8": (1, [("t.csv", b"score a,score b\n\xff,2\n")], 422, "t.csv cannot be read as a table ("),
+    "another kind": (1, [("t.xlsx", b"PK")], 422, "t.xlsx cannot be read: a table ends in .stats, .csv, .tsv or .txt."),
+    "no name": (1, [("", b"a")], 400, None),
+    "too many cells": (1, [("t.csv", b"a," * 20_001)], 422, "t.csv has more than 20000 cells; give the row of one subject."),
+    "too large": (1, [("t.csv", b"a" * (LARGEST_TABLE + 1))], 413, "A file of table own is larger than the limit of 1 MB."),
+    "too many": (1, [(f"{i}.csv", b"a") for i in range(MOST_FILES + 1)], 400, "There are 5 files for table own;"),
+    "far too many": (1, [(f"{i}.csv", b"a") for i in range(40)], 400, "The form cannot be read (Too many files."),
 }  # fmt: skip
 
 
@@ -288,10 +289,10 @@ def test_hostile_tables(case, fitted, cohort):
 
 
 def test_files_of_different_tables_are_of_one_subject(fitted, cohort):
-    response = ask(fitted, cohort, [*(("table-0", one) for one in BOTH), ("table-1", aseg("sub-02"))])
-    assert alert(response) == "lh.aparc.stats is of subject sub-01 and aseg.stats of sub-02; give the files of one."
+    response = ask(fitted, cohort, [*(("table-2", one) for one in BOTH), ("table-0", aseg("sub-02"))])
+    assert alert(response) == "aseg.stats is of subject sub-02 and lh.aparc.stats of sub-01; give the files of one."
     named = one_row(["id", *OTHERS], ["01", 1, 2])  # as matched in cohorts: sub-01 and 01
-    assert ask(fitted, cohort, [("table-1", aseg()), ("table-2", named)]).status_code == 200
+    assert ask(fitted, cohort, [("table-0", aseg()), ("table-1", named)]).status_code == 200
 
 
 @settings(max_examples=40, deadline=None)

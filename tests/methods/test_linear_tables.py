@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 import m2lgdg
-from m2lgdg.methods.tables import FLAG, HEAD_SIZE, TableBlock, table_weights
+from m2lgdg.data.atlases.table_columns import HEAD_SIZE
+from m2lgdg.methods.tables import FLAG, TableBlock, table_weights
 from m2lgdg.metrics import auc
 from m2lgdg.storage import InputError
 

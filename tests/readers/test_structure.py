@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import m2lgdg
 from m2lgdg import InputError
-from m2lgdg.data.readers.structure import head_size, read_stats, read_table, with_files
+from m2lgdg.data.atlases.table_columns import head_column
+from m2lgdg.data.readers.structure import read_stats, read_table, with_files
 from m2lgdg.data.table_check import table_findings
 
 SUBJECTS = ["Caltech_0051456", "NYU_0050952", "NYU_0050953"]
@@ -60,7 +61,7 @@ def test_aparcstats2table(tmp_path, separator, name):
     assert (read.kind, read.measure, read.atlas) == ("freesurfer", "thickness", "desikan-killiany")
     assert read.table.index.tolist() == SUBJECTS and read.table.columns.tolist() == [*LH, *SIZES]
     np.testing.assert_array_equal(read.table, np.transpose(list((LH | SIZES).values())))
-    assert read.whole == ["lh_MeanThickness_thickness", "BrainSegVolNotVent", "eTIV"] and head_size(read.table) == "eTIV"
+    assert read.whole == ["lh_MeanThickness_thickness", "BrainSegVolNotVent", "eTIV"] and head_column(read.table) == "eTIV"
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ def test_aparcstats2table(tmp_path, separator, name):
 def test_the_first_cell_tells_what_a_table_of_freesurfer_is(tmp_path, first, measure, atlas):
     read = read_table(write(tmp_path / "some.tsv", first, ASEG))
     assert (read.kind, read.measure, read.atlas) == ("freesurfer", measure, atlas)
-    assert head_size(read.table) == "EstimatedTotalIntraCranialVol" and read.whole == ["EstimatedTotalIntraCranialVol"]
+    assert head_column(read.table) == "EstimatedTotalIntraCranialVol" and read.whole == ["EstimatedTotalIntraCranialVol"]
     plain = read_table(
         write(tmp_path / "lh.aparc_table_thickness.tsv", "SUB_ID", ASEG)
     )  # the name of the file alone says nothing
@@ -115,6 +116,17 @@ def test_files_of_sites_are_stacked(tmp_path, cohort):
     np.testing.assert_array_equal(table, np.transpose([*LH.values(), *right(LH).values()]))
 
 
+def test_files_of_two_versions_are_stacked(tmp_path, cohort):
+    names = {"Left-Thalamus-Proper": "Left-Thalamus", "IntraCranialVol": "EstimatedTotalIntraCranialVol"}
+    six = {"Left-Caudate": [1, 2, 3], "Left-Thalamus-Proper": [4, 5, 6], "IntraCranialVol": [7, 8, 9]}
+    one = write(tmp_path / "a.tsv", "Measure:volume", {name: values[:1] for name, values in six.items()}, ids=SUBJECTS[:1])
+    seven = {names.get(name, name): values[1:] for name, values in six.items()}
+    two = write(tmp_path / "b.tsv", "Measure:volume", seven, ids=SUBJECTS[1:])
+    table = with_files(cohort, {"aseg": [one, two]}).tables["aseg"]
+    assert list(table) == list(six)
+    np.testing.assert_array_equal(table, np.transpose(list(six.values())))
+
+
 def test_files_that_do_not_fit_together(tmp_path, cohort):
     left = write(tmp_path / "lh.tsv", "lh.aparc.thickness", LH | SIZES)
     area = write(tmp_path / "area.tsv", "rh.aparc.area", {"rh_insula_area": [1, 2, 3]})
@@ -133,7 +145,8 @@ def test_files_that_do_not_fit_together(tmp_path, cohort):
         f"{where.format('lh.tsv')}: id Caltech_0051456 has two rows for the same columns."
     )
     assert refused(with_files, cohort, {"t": [left, some]}) == (
-        f"{where.format('some.tsv')}: column lh_insula_thickness is in two of its files, which otherwise have other columns."
+        f"{where.format('some.tsv')}: column lh_insula_thickness is in two of its files, and BrainSegVolNotVent in one of "
+        "them only."
     )
 
 
@@ -362,7 +375,7 @@ def test_enigma(tmp_path, cohort):
     read = read_table(path)
     assert (read.kind, read.measure, read.atlas) == ("enigma", "thickness", "desikan-killiany")
     assert read.table.columns.tolist() == [*regions, *sizes] and read.left_out == ("Dx", "Site", "Age")
-    assert read.whole == ["LThickness", "ICV"] and head_size(read.table) == "ICV"
+    assert read.whole == ["LThickness", "ICV"] and head_column(read.table) == "ICV"
     (note,) = with_files(cohort, {"thickness": path}).notes
     assert note.text.endswith("for 3 of 3 subjects; left out: Dx, Site, Age.")
     names = "LLatVent,RLatVent,Lthal,Rthal,Lcaud,Rcaud,Lput,Rput,Lpal,Rpal,Lhippo,Rhippo,Lamyg,Ramyg,Laccumb,Raccumb"

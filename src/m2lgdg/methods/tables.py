@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from m2lgdg.cohort import Cohort
+from m2lgdg.data.atlases.table_columns import head_column, renamed_as
 from m2lgdg.findings import counted
 from m2lgdg.storage import InputError
 
@@ -22,7 +23,6 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 ALL, NONE = "all", "none"
 CONFOUNDS = ("age", "sex")
-HEAD_SIZE = ("estimatedtotalintracranialvol", "intracranialvol", "etiv", "icv")  # columns, in lower case without signs
 FLAG = "no {}: decided without it"
 OTHER_UNIT = "units of {}: values are {:.2g} times those of source, decided without it"
 MAD = 1.4826  # standard deviations in a median absolute deviation
@@ -68,6 +68,9 @@ def rows_of(cohort: Cohort, name: str, columns: Sequence[str]) -> Floats:
     if table is None:
         return np.full((len(cohort), len(columns)), np.nan)
     missing = [column for column in columns if column not in table.columns]
+    if missing:
+        table = renamed_as(table, columns)
+        missing = [column for column in columns if column not in table.columns]
     if not missing:
         return table[list(columns)].to_numpy(dtype=np.float64)
     where = f"table {name} of cohort {cohort.name}"
@@ -132,8 +135,7 @@ class TableBlock:
     @property
     def head_column(self) -> str | None:
         """The column of head size, if the table has one."""
-        plain = ["".join(filter(str.isalnum, column.lower())) for column in self.columns]
-        return next((self.columns[plain.index(name)] for name in HEAD_SIZE if name in plain), None)
+        return head_column(self.columns)
 
     def _head_size(self, rows: Floats) -> Floats | None:
         return None if self.head_column is None else rows[:, self.columns.index(self.head_column)]

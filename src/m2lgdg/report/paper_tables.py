@@ -125,7 +125,8 @@ def table(
             of_track += panels if form == "text" else one_panel(panels)
         of_track += training_tables(scores[scores["target"].isin(compared.counted)])
         for study, held in zip(studies, of_cohorts, strict=True):
-            keys = [key for key in compared.keys if key[0] in (study.get("methods") or ())]
+            own = study.get("methods")
+            keys = [key for key in compared.keys if isinstance(own, list) and key[0] in own]
             seen = seen_by(keys, study, declared, held)
             of_track += input_tables(seen, compared.averaged, additions(seen, rows, least))
         if published is not None and track == STRICT:

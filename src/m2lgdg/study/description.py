@@ -20,10 +20,10 @@ import pandas as pd
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import fc_features
+from m2lgdg.data.atlases.table_columns import head_column
 from m2lgdg.data.leakage import failure_sentences
 from m2lgdg.data.readers.tables import MALE, MOTION
 from m2lgdg.findings import Finding, data_line, read_finding
-from m2lgdg.methods.tables import TableBlock
 from m2lgdg.scans import KINDS, SERIES, some_of
 from m2lgdg.storage import InputError, read_tensors, write_tensors
 
@@ -124,11 +124,6 @@ def _table(table: pd.DataFrame) -> dict[str, Any]:
     constant = int((table.nunique() <= 1).sum())
     about = {"columns": len(table.columns), "constant": constant, "subjects": int(has.sum()), "gaps": gaps}
     return about | {"head_size": head_column(table) or ""}
-
-
-def head_column(table: pd.DataFrame) -> str | None:
-    """The column of head size that methods regress out, if a table has one."""
-    return TableBlock("", list(table.columns), {}).head_column
 
 
 def with_table(table: pd.DataFrame) -> npt.NDArray[np.bool_]:

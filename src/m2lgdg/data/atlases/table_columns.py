@@ -6,7 +6,7 @@ FreeSurfer, ENIGMA, fMRIPrep and XCP-D spell the same region differently; explan
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 import pandas as pd
@@ -29,6 +29,26 @@ ENIGMA = {
 }
 ENIGMA_ASEG = re.compile(rf"(?P<side>[LR])(?P<region>{'|'.join(ENIGMA)})", re.I)
 COLUMNS = ["region", "hemisphere", "x", "y", "z"]
+HEAD_SIZE = ("estimatedtotalintracranialvol", "intracranialvol", "etiv", "icv")  # in lower case without signs
+# One measure under the names of different versions of FreeSurfer and of its two commands
+VERSIONS = {
+    **{"eTIV": "EstimatedTotalIntraCranialVol", "IntraCranialVol": "EstimatedTotalIntraCranialVol"},
+    **{f"{side}-Thalamus-Proper": f"{side}-Thalamus" for side in ("Left", "Right")},
+    **{f"{side}CorticalWhiteMatterVol": f"{side}CerebralWhiteMatterVol" for side in ("lh", "rh", "")},
+}
+
+
+def renamed_as(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    """The table with the names that columns have, where it has the same measure under the name of another version."""
+    wanted = {VERSIONS.get(column, column): column for column in columns if column not in table.columns}
+    names = {column: wanted.get(VERSIONS.get(column, column), column) for column in table.columns if column not in columns}
+    return table.rename(columns={old: new for old, new in names.items() if list(names.values()).count(new) == 1})
+
+
+def head_column(columns: Iterable[str]) -> str | None:
+    """The column of head size, the intracranial volume, if there is one."""
+    plain = {"".join(filter(str.isalnum, str(column).lower())): str(column) for column in columns}
+    return next((plain[name] for name in HEAD_SIZE if name in plain), None)
 
 
 def column_places(columns: Sequence[str]) -> pd.DataFrame:

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from m2lgdg.cohort import Cohort, natural_key
+from m2lgdg.data.atlases.table_columns import renamed_as
 from m2lgdg.data.readers import tables
 from m2lgdg.data.readers.ids import matched_ids, plain_id
 from m2lgdg.data.readers.runs import entities
@@ -40,7 +41,6 @@ WHOLE = re.compile(
     r"[lr]?h?SurfaceHoles|[LR]Thickness|[LR]SurfArea|ICV",
     re.IGNORECASE,
 )
-HEAD_SIZE = ("etiv", "estimatedtotalintracranialvol", "intracranialvol", "icv")
 ENIGMA = re.compile(r"[LRM]_(?P<region>\w+)_(?P<measure>thickavg|surfavg)", re.IGNORECASE)
 ENIGMA_MEASURES = {"thickavg": "thickness", "surfavg": "area"}
 ENIGMA_ASEG = re.compile(r"[LRM](lat)?(vent|thal|caud|put|pal|hippo|amyg|accumb|vol)", re.IGNORECASE)
@@ -79,12 +79,6 @@ class Structure(NamedTuple):
         return f"{'left' if sides == {'lh_'} else 'right'} hemisphere only" if len(sides) == 1 else ""
 
 
-def head_size(columns: Iterable[str]) -> str | None:
-    """The column with the intracranial volume, if there is one."""
-    lower = {str(column).lower(): str(column) for column in columns}
-    return next((lower[name] for name in HEAD_SIZE if name in lower), None)
-
-
 def read_table(path: str | Path, name: str = "") -> Structure:
     """Read a table of brain structure.
 
@@ -117,7 +111,8 @@ def joined(parts: Sequence[Structure], where: str) -> Structure:
     for other in parts:
         if (other.kind, other.measure, other.atlas) != (first.kind, first.measure, first.atlas):
             raise InputError(f"{where}: one of its files is {first.what}, another {other.what}; give them different names.")
-        by_columns.setdefault(frozenset(other.table.columns), []).append(other.table)
+        rows = renamed_as(other.table, [column for every in by_columns for column in every])
+        by_columns.setdefault(frozenset(rows.columns), []).append(rows)
     stacked = [pd.concat(some) for some in by_columns.values()]
     for each in stacked:
         if each.index.has_duplicates:
@@ -127,7 +122,8 @@ def joined(parts: Sequence[Structure], where: str) -> Structure:
         both = [column for column in more.columns if column in table.columns]
         for column in both:
             if not WHOLE.fullmatch(column):
-                raise InputError(f"{where}: column {column} is in two of its files, which otherwise have other columns.")
+                only = sorted(set(table.columns) ^ set(more.columns))[0]
+                raise InputError(f"{where}: column {column} is in two of its files, and {only} in one of them only.")
             ours, theirs = table[column].align(more[column], join="inner")
             unlike = ~np.isclose(ours, theirs, rtol=1e-6, equal_nan=True)
             if unlike.any():

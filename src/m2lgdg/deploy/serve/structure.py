@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from m2lgdg.data.atlases.table_columns import VERSIONS
 from m2lgdg.data.readers.ids import matched_ids
 from m2lgdg.data.readers.structure import ATLASES, WHOLE, parse_stats, parse_table
 from m2lgdg.model.model import Model
@@ -25,12 +26,6 @@ MOST_FILES = 4  # of a table
 NAMELESS = "\0"  # a row without an id
 SURFACE = re.compile(r"(?P<side>[lr]h)_(?P<region>.+)_(?P<measure>[a-z]+)")
 NAMES = {"desikan-killiany": "Desikan-Killiany", "destrieux": "Destrieux"}
-# One measure under the names of different versions of FreeSurfer and of its two commands
-VERSIONS = {
-    **{"eTIV": "EstimatedTotalIntraCranialVol", "IntraCranialVol": "EstimatedTotalIntraCranialVol"},
-    **{f"{side}-Thalamus-Proper": f"{side}-Thalamus" for side in ("Left", "Right")},
-    **{f"{side}CorticalWhiteMatterVol": f"{side}CerebralWhiteMatterVol" for side in ("lh", "rh", "")},
-}
 Files = Mapping[str, Sequence[tuple[str, bytes]]]  # name and content of the files of each table
 
 
