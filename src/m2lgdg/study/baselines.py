@@ -17,13 +17,14 @@ import numpy.typing as npt
 import pandas as pd
 
 from m2lgdg.cohort import Cohort
+from m2lgdg.data.atlases.table_columns import head_column
 from m2lgdg.data.readers.tables import MOTION
 from m2lgdg.metrics import auc, delong_interval
 from m2lgdg.model.model import make
 from m2lgdg.splits import Fold, leave_one_site_out
 from m2lgdg.storage import InputError
 from m2lgdg.study.config import Study
-from m2lgdg.study.description import head_column, with_table
+from m2lgdg.study.description import with_table
 from m2lgdg.study.runner import checked, study_cohort
 
 LEARNER = "phenotype-logistic"
