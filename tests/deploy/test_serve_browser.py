@@ -103,7 +103,7 @@ def test_tables_are_chosen_beside_the_scan(browser, tmp_path, tmp_path_factory):
             page = browser.new_page(viewport={"width": width, "height": 900})
             page.goto(address)
             page.set_input_files("#series", tmp_path / "scan.npy")
-            page.set_input_files("#table-0", [tmp_path / name for name, _ in BOTH])
+            page.set_input_files("#table-2", [tmp_path / name for name, _ in BOTH])
             boxes = """[...document.querySelectorAll('.files')].map((one) => [one.querySelector('label'),
                 one.querySelector('input')].map((part) => part.getBoundingClientRect()).map((box) => [box.top, box.bottom]))"""
             for label, field in page.evaluate(boxes):
@@ -114,7 +114,7 @@ def test_tables_are_chosen_beside_the_scan(browser, tmp_path, tmp_path_factory):
             assert "no aseg: decided without it" in page.locator(".flags").inner_text()
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             page.set_input_files("#series", tmp_path / "scan.npy")
-            page.set_input_files("#table-1", tmp_path / BOTH[0][0])
+            page.set_input_files("#table-0", tmp_path / BOTH[0][0])
             page.get_by_role("button", name="Predict").click()
             assert "does not fit table aseg of the model" in page.get_by_role("alert").inner_text()
             page.close()
