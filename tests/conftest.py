@@ -78,6 +78,15 @@ def abide_folder():
     return Path(folder)
 
 
+@pytest.fixture(scope="session")
+def mdd_folder():
+    """The real files named by M2LGDG_REST_META_MDD: the workbook and series of some sites."""
+    folder = os.environ.get("M2LGDG_REST_META_MDD")
+    if not folder or not any(Path(folder).glob("**/ROISignals_S*.mat")):
+        pytest.skip("M2LGDG_REST_META_MDD does not name a folder with files ROISignals_S*.mat")
+    return Path(folder)
+
+
 @pytest.fixture
 def typed(monkeypatch, capsys):
     """Run `m2lgdg` with some words as if they were typed: exit code, what was printed, what was said of errors."""

@@ -48,46 +48,71 @@ def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[objec
 
 REST_BOOK = "REST-meta-MDD-PhenotypicData_WithHAMDSubItem_V4.xlsx"
 REST_COLUMNS = ("ID", "Sex", "Age", "Education (years)")
-REST_CLINICAL = ("If first episode?", "On medication?", "Illness duration (months)", "HAMD", "HAMA", "HAMD1")
-REST_PATIENTS = [
-    ("S1-1-0001", 1, 30, 12, 1, -1, 6.5, 20, "[]", 2),
-    ("S1-1-0002", 0, 0, 0, 2, 1, "[]", -9999, -9999, "[]"),  # sex 0 and age 0 are unknown, zero years at school are valid
-    ("S2-1-0010", 2, 45.5, -9999, -9999, -9999, 24, 31, 18, 4),
-    ("S4-1-0001", 1, 22, 15, 1, 2, 3, 24, 11, 3),
-    ("S5-1-0001", 2, 33, 9, 1, 2, 3, 24, 11, 3),
-    ("S14-1-0001", 1, 22, 15, 1, 2, 3, 24, 11, 3),  # the same person as S4-1-0001
-    ("S19-1-0001", 2, 51, 9, 1, 2, 3, 24, 11, 3),
-    ("S20-1-0002", 2, 40, 10, 1, 2, 3, 24, 11, 3),  # listed, but without a series
+REST_ITEMS = (*(f"*HAMD{i}" for i in range(1, 18)), *(f"HAMD{i}" for i in range(18, 25)))
+REST_CLINICAL = ("If first episode?", "On medication?", "Illness duration (months)", "HAMD", "HAMA", *REST_ITEMS)
+REST_PATIENTS = [  # yes is 1, no is -1; HAMA is a number, a number as text, [] or an empty cell; items of HAMD are often empty
+    ("S1-1-0001", 1, 30, 12, 1, -1, 6.5, 20, "[]", 2, *[0] * 16),
+    ("S1-1-0002", 1, 62, 0, -1, 1, "[]", "[]", None),  # zero years at school are valid
+    ("S2-1-0010", 2, 45, -9999, -9999, -9999, 24, 31, "18", 4, *[1] * 12, None, 0, 0, 2),
+    ("S4-1-0001", 1, 22, 15, 1, -1, 3, 24, 11),
+    ("S5-1-0001", 2, 33, 9, 1, -1, 3, 24, 11),
+    ("S14-1-0001", 1, 22, 15, 1, -1, 3, 24, 11),  # the same person as S4-1-0001
+    ("S19-1-0001", 2, 51, 9, 1, -1, 3, 24, 11),
+    ("S20-1-0002", 2, 40, 10.5, 1, -1, 3, 24, 11),  # listed, but without a series
 ]
 REST_CONTROLS = [
     ("S1-2-0001", 1, "[]", 16),
-    ("S2-2-0003", 2, -9999, "[]"),
+    ("S2-2-0003", 0, 0, 0),  # nothing is known of this subject
     ("S4-2-0001", 2, 29, 14),
     ("S14-2-0001", 2, 29, 14),
 ]
-REST_SHAPES = {"S1": (9, 1568), "S2": (14, 1833), "S4": (11, 2233), "S5": (8, 1833), "S14": (11, 2233), "S19": (8, 1833)}
+# Files of the release have 1,833 columns; those of S2 are as an older DPARSF writes them.
+REST_SHAPES = {"S1": (20, 1833), "S2": (14, 1568), "S4": (19, 1833), "S5": (8, 1833), "S14": (19, 1833), "S19": (8, 1833)}
 
 
-def rest_meta_mdd(folder: Path, *, seed: int = 0, order: int | None = None, unlisted: Sequence[str] = ()) -> Release:
-    """Two strategies (the second with other numbers), a workbook with two sheets, S4 a copy of S14."""
+def rest_signals(rng: np.random.Generator, volumes: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
+    """Series around zero, as after a band-pass filter, with a global signal, and what is left when that is regressed out."""
+    kept = rng.normal(size=(volumes, columns)) + rng.normal(size=(volumes, 1))
+    kept -= kept.mean(axis=0)
+    signal = kept[:, :1568].mean(axis=1)
+    if columns > 1568:
+        kept[:, 1568] = signal
+    regressed = kept - np.outer(signal, signal @ kept) / (signal @ signal)
+    if columns > 1568:
+        regressed[:, 1568] = 0.01 * rng.normal(size=volumes)
+    return kept, regressed
+
+
+def rest_meta_mdd(
+    folder: Path, *, seed: int = 0, order: int | None = None, unlisted: Sequence[str] = (), newer: Sequence[str] = ()
+) -> Release:
+    """Two strategies, without and with global signal regression, a workbook with two sheets, S4 a copy of S14.
+
+    The files of sites `newer` are as a newer DPARSF writes them.
+    """
     rng = np.random.default_rng(seed)
     listed = [str(row[0]) for row in REST_PATIENTS + REST_CONTROLS if row[0] != "S20-1-0002"]
-    series: Series = {}
+    made: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for subject in [*listed, *unlisted]:
-        series[subject] = signals(rng, *REST_SHAPES[subject.split("-")[0]])
+        volumes, columns = REST_SHAPES[site := subject.split("-")[0]]
+        made[subject] = rest_signals(rng, volumes, 2233 if site in newer else columns)
     for subject in ("S4-1-0001", "S4-2-0001"):
-        series[subject] = series[subject.replace("S4", "S14")]
-    for name, change in (("ROISignals_FunImgARCWF", 0.0), ("ROISignals_FunImgARglobalCWF", 7.0)):
+        made[subject] = made[subject.replace("S4", "S14")]
+    for i, name in enumerate(("ROISignals_FunImgARCWF", "ROISignals_FunImgARglobalCWF")):
         place = folder / "Results" / name
         place.mkdir(parents=True)
-        for subject in shuffled(series, order):
-            content = {"ROISignals": series[subject] + change}
-            savemat(place / f"ROISignals_{subject}.mat", content, do_compression=subject.startswith("S2-"))
-    sheets = (("MDD", REST_PATIENTS, (*REST_COLUMNS, *REST_CLINICAL)), ("Controls", REST_CONTROLS, REST_COLUMNS))
-    with pd.ExcelWriter(folder / REST_BOOK, engine="openpyxl") as book:
-        for sheet, rows, columns in sheets:
-            pd.DataFrame(shuffled(rows, order), columns=list(columns)).to_excel(book, sheet_name=sheet, index=False)
-    return Release(folder, series)
+        for subject in shuffled(made, order):
+            savemat(place / f"ROISignals_{subject}.mat", {"ROISignals": made[subject][i]}, do_compression=True)
+    rest_workbook(folder / REST_BOOK, shuffled(REST_PATIENTS, order), shuffled(REST_CONTROLS, order))
+    return Release(folder, {subject: kept for subject, (kept, _) in made.items()})
+
+
+def rest_workbook(path: Path, patients: Iterable[Sequence[object]], controls: Iterable[Sequence[object]]) -> None:
+    columns = (*REST_COLUMNS, *REST_CLINICAL)
+    filled = [(*row, *[None] * (len(columns) - len(row))) for row in patients]
+    with pd.ExcelWriter(path, engine="openpyxl") as book:
+        pd.DataFrame(filled, columns=list(columns)).to_excel(book, sheet_name="MDD", index=False)
+        pd.DataFrame(list(controls), columns=list(REST_COLUMNS)).to_excel(book, sheet_name="Controls", index=False)
 
 
 PARTICIPANT_COLUMNS = ("participant_id", "age", "sex", "group", "site", "handedness", "iq")

@@ -3,6 +3,7 @@
 import csv
 
 import h5py
+import miniature
 import nibabel
 import numpy as np
 import pandas as pd
@@ -156,6 +157,55 @@ def test_one_stack_a_site_whose_folder_names_it(tmp_path):
     words = notes(cohort)
     assert "site from the name of the folder of phenotypic.csv" in words and "site from column" not in words
     assert "Fisher z, since values are beyond 1 in 8 of 8 matrices" in words
+
+
+MDD = [f"S{i // 4 + 2}-{2 - i % 2}-{i:04d}" for i in range(8)]  # four subjects of S2, then of S3; odd ones are patients
+
+
+@pytest.fixture
+def mdd(tmp_path):
+    """Connectomes of REST-meta-MDD beside tables without education, and a workbook with it, in another order."""
+    for site in ("S2", "S3"):
+        rows = [i for i, one in enumerate(MDD) if one.startswith(site)]
+        (tmp_path / "mdd" / site).mkdir(parents=True)
+        lines = [f"{MDD[i]},{i % 2},{90 + i},1\n" for i in rows]
+        (tmp_path / "mdd" / site / "phenotypic.csv").write_text("ID,Label,Age,Sex\n" + "".join(lines))
+        np.save(tmp_path / "mdd" / site / "FC_matrices.npy", Z[rows])
+    rows = {label: [(MDD[i], 2, 20 + i, 10 + i) for i in range(7, -1, -1) if i % 2 == label] for label in (1, 0)}
+    miniature.rest_workbook(tmp_path / "book.xlsx", [*rows[1], ("S20-1-0001", 1, 40, 9)], rows[0])
+    return tmp_path / "mdd"
+
+
+def test_phenotypes_from_the_workbook_of_rest_meta_mdd(mdd):
+    book = mdd.parent / "book.xlsx"
+    cohort = read(mdd, participants=book)
+    assert cohort.subjects.tolist() == MDD
+    assert cohort.labels.tolist() == [0, 1] * 4
+    np.testing.assert_array_equal(cohort.phenotypes["age"], 20 + np.arange(8))  # not those beside the connectomes
+    np.testing.assert_array_equal(cohort.phenotypes["education"], 10 + np.arange(8))
+    assert cohort.inputs == ("sex", "age", "education")
+    plain = read(mdd)
+    assert plain.inputs == ("sex", "age")
+    for one, other in zip(cohort.scans.triangles, plain.scans.triangles, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_workbook_that_does_not_fit(mdd):
+    book = mdd.parent / "book.xlsx"
+    table = mdd / "S3" / "phenotypic.csv"
+    text = table.read_text()
+    table.write_text(text.replace(MDD[5], "S3-1-0099"))
+    with pytest.raises(InputError, match=r"subject S3-1-0099 is not in column ID of .*book\.xlsx"):
+        read(mdd, participants=book)
+    table.write_text(text.replace(f"{MDD[5]},1", f"{MDD[5]},0"))
+    with pytest.raises(InputError, match=f"the site or label of subject {MDD[5]} is not that of its id"):
+        read(mdd, participants=book)
+    table.write_text(text)
+    (mdd / "S3").rename(mdd / "Basel")
+    with pytest.raises(InputError, match=r"the site or label of subject S3-\S+ is not that of its id"):
+        read(mdd, participants=book)
+    with pytest.raises(InputError, match=r"none\.xlsx"):
+        read(mdd, participants=mdd / "none.xlsx")
 
 
 def test_tables_whose_columns_have_other_names_or_a_site(tmp_path):

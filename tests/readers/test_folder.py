@@ -6,10 +6,13 @@ import miniature
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.io import savemat
 
 from m2lgdg import InputError, check_cohort, read
 from m2lgdg.data.atlases import regions
+from m2lgdg.data.readers import tables
 
 SUBJECTS = ["0007", "0010", "013", "12"]  # sorted as text; the zeros are part of the name
 WITH_HEADER = (".csv", ".tsv")
@@ -341,6 +344,34 @@ def test_milliseconds_in_the_table_and_as_an_option(tmp_path):
     release = miniature.rest_meta_mdd(tmp_path / "mdd")
     with pytest.raises(InputError, match=r"option tr: a TR of 2000 s is above 20 s"):
         read(release.folder, tr=2000.0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(-1, 1), st.sampled_from([0, 0, 0, 9, np.nan])), max_size=40))
+def test_years_of_education_that_were_not_recorded(people):
+    """A site keeps its years unless five or more of its patients, controls or unlabelled subjects have 0 and none has more."""
+    sites, labels, years = (np.array(column) for column in (zip(*people, strict=True) if people else ([], [], [])))
+    result, notes = tables.recorded_education(years.astype(float), sites, labels)
+    told = [one.site for one in notes]
+    for site in "ab":
+        groups = [[y for s, one, y in people if (s, one) == (site, label) and y == y] for label in (-1, 0, 1)]
+        unknown = any(len(some) >= 5 and set(some) == {0} for some in groups)
+        expected = [np.nan if unknown else y for s, _, y in people if s == site]
+        np.testing.assert_array_equal(result[sites == site], expected)
+        assert told.count(site) == unknown
+
+
+def test_zero_years_of_education_in_a_table(tmp_path):
+    path = lab(tmp_path / "lab", {f"p{i}": numbers(seed=i) for i in range(12)})
+    rows = [(f"p{i}", "ab"[i % 2], i % 4 // 2, 0 if i % 2 else i) for i in range(12)]
+    miniature.write_rows(path / "participants.tsv", ("subject", "site", "label", "education"), rows)
+    years = read(path).phenotypes["education"]  # three patients and three controls of site b have 0 years: too few to judge
+    assert years.tolist() == [rows[int(one[1:])][3] for one in read(path).subjects]
+    rows = [(one, site, int(site == "a"), years) for one, site, _, years in rows]
+    miniature.write_rows(path / "participants.tsv", ("subject", "site", "label", "education"), rows)
+    cohort = read(path)
+    assert cohort.phenotypes["education"].isna().tolist() == (cohort.sites == "b").tolist()
+    assert "b: all 6 controls have 0 years of education." in "\n".join(map(str, cohort.notes))
 
 
 def test_ages_that_nobody_has_are_missing_and_findings(tmp_path):

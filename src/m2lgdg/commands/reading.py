@@ -52,7 +52,8 @@ def _options(
     ] = False,
     tr: Annotated[float | None, typer.Option(help="rest-meta-mdd: repetition time (TR) in seconds.")] = None,
     participants: Annotated[
-        Path | None, typer.Option(help="bids, connectomes, abide-ii, adhd-200: path of the table of subjects.")
+        Path | None,
+        typer.Option(help="bids, connectomes, abide-ii, adhd-200, rest-meta-mdd: path of the table or workbook of subjects."),
     ] = None,
     atlas_image: Annotated[
         Path | None,

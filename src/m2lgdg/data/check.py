@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from m2lgdg.cohort_arrays import SLOWEST
 from m2lgdg.data.atlases import recognised
 from m2lgdg.data.connectome_checks import Edges, connectome_findings, edges_of, without_structure
 from m2lgdg.data.duplicates import find_duplicates
+from m2lgdg.data.global_signal import global_signal_findings
 from m2lgdg.data.missingness import missing_by_label, without_signal
 from m2lgdg.data.proxies import reveals_label
 from m2lgdg.data.readers.selection import keep, usual_column
@@ -159,9 +161,9 @@ def _scans(cohort: Cohort) -> list[Scans]:
 
 def _in_atlas(scans: Scans, *, several: bool) -> Iterator[Finding]:
     of_kind = (_empty, _flat, _units, _swapped) if scans.edges is None else (_connectomes, _flat, _units)
-    for check in (*of_kind, _unnamed):
-        for finding in check(scans):
-            yield finding._replace(atlas=scans.cohort.atlas if several else "")
+    found = (finding for check in (*of_kind, _unnamed) for finding in check(scans))
+    for finding in chain(found, global_signal_findings(scans.cohort)):
+        yield finding._replace(atlas=scans.cohort.atlas if several else "")
 
 
 def _lacking(cohort: Cohort) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from m2lgdg import scans
 from m2lgdg.cohort import Cohort, Parcellation
 from m2lgdg.data.atlases import included, names_by_position, regions, roi_names
-from m2lgdg.data.readers import connectome_files, matrices, tables
+from m2lgdg.data.readers import connectome_files, matrices, rest_meta_mdd, tables
 from m2lgdg.data.readers.arrays import Rois, numbered_rois
 from m2lgdg.data.readers.connectome_files import AtlasMatrices
 from m2lgdg.data.readers.dataset_toml import Dataset, read_dataset
@@ -62,16 +62,19 @@ def read(
     the range and the diagonal of all of them. `atlas` selects atlases of BIDS derivatives or of dataset.toml, or names the
     included one of the files; `atlas_labels` is a table with a name column, or a text file with one name a line. `triangle`
     (upper or lower) is the half that rows of triangles hold. `only` lists words that the name of a file must have. `session`,
-    `site`, `patient` and `control` are as for BIDS derivatives of series.
+    `site`, `patient` and `control` are as for BIDS derivatives of series. `participants` is a table of subjects, or the
+    workbook of REST-meta-MDD, of which the phenotypes are taken.
     """
     _need_known("values", values, scans.KINDS)
     _need_known("triangle", triangle, matrices.ORDERS)
     rois = None if atlas_labels is None else str(Path(atlas_labels).absolute())
     options = {"values": values, "triangle": triangle, "rois": rois}
     dataset = read_dataset(path / "dataset.toml", options, requested(atlas, ()))
-    wanted = connectome_files.Wanted(path, atlas, participants, only, session, site, patient, control)
+    book = Path(participants) if participants and Path(participants).suffix == ".xlsx" else None  # of REST-meta-MDD
+    wanted = connectome_files.Wanted(path, atlas, None if book else participants, only, session, site, patient, control)
     layout = connectome_files.find(wanted, dataset)
-    people, sites = layout.people, dict(zip(layout.people.subjects, layout.people.sites.tolist(), strict=True))
+    people = rest_meta_mdd.with_workbook(layout.people, book) if book else layout.people
+    sites = dict(zip(people.subjects, people.sites.tolist(), strict=True))
     found = [_gathered(path, each, sites, on_bad, progress) for each in layout.atlases]
     main, others = found[0], dict(zip([each.atlas for each in layout.atlases[1:]], found[1:], strict=True))
     excluded = [*people.excluded, *unlisted(people, main.present, on_bad, "connectome", CONNECTOME_NOT_LISTED)]

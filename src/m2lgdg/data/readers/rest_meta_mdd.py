@@ -6,7 +6,7 @@ Called by `m2lgdg.read`. A file holds the columns of several atlases side by sid
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +18,11 @@ from m2lgdg.data.atlases import names_by_position
 from m2lgdg.data.readers import tables
 from m2lgdg.data.readers.arrays import Rois, Series, load_mat, numbered_rois
 from m2lgdg.data.readers.series import ALL, Atlases, AtlasFiles, OnBad, Progress, Scan, read_series, requested
-from m2lgdg.findings import Exclusion, Finding
+from m2lgdg.findings import Exclusion, Finding, Note, counted
 from m2lgdg.storage import InputError
 
 SUBJECT = re.compile(r"(?P<site>S\d+)-(?P<group>[12])-\d+$")
+CODES = "site and label from the id: group 1 = patient, 2 = control"
 SHEETS = {"MDD": 1, "Controls": 0}
 INPUTS = {"sex": "Sex", "age": "Age", "education": "Education (years)"}
 WIDTHS = (1568, 1833, 2233)  # number of columns in files of the older, the released and the newer DPARSF
@@ -37,8 +38,13 @@ COLUMNS = {  # first and last column of each atlas, from 1
     "schaefer400": (1834, 2233),
 }
 HALVES = ("harvard-oxford-cortical", "harvard-oxford-subcortical")  # of harvard-oxford, so not read with all atlases
-PAPER_STRATEGY = "FunImgARCWF"
-LEFT_OUT = {"S4": "its subjects duplicate those of S14", "S5": "no time courses", "S19": "no time courses"}
+GLOBAL_SIGNAL = 1569  # its column
+# sd of the global signal, relative to that of a ROI: 0.02 in files after its regression. Without, it is about the root of the
+# mean FC, which is 0.08 or more in 597 scans of the release.
+REGRESSED = 0.1
+PAPER_STRATEGY, REGRESSION = "FunImgARCWF", "FunImgARglobalCWF"
+LEFT_OUT = {"S4": "its subjects duplicate those of S14"}
+LEFT_OUT |= dict.fromkeys(("S5", "S19"), "not used by the paper, for lack of time courses")
 
 
 def matches(path: Path) -> bool:
@@ -49,6 +55,7 @@ def matches(path: Path) -> bool:
 def read(
     path: Path,
     *,
+    participants: str | Path | None = None,
     atlas: Atlases = "aal",
     strategy: str | None = None,
     exclude_sites: Iterable[str] = tuple(LEFT_OUT),
@@ -58,8 +65,9 @@ def read(
 ) -> Cohort:
     """Read the subjects that have both a phenotype row and a series file; sites 4, 5 and 19 are left out by default.
 
-    `strategy` selects the folder if there are several: FunImgARCWF (used by the paper, and the default), or FunImgARglobalCWF
-    with global signal regression. `atlas="all"` stands for those that some file holds, without the halves of harvard-oxford.
+    `participants` is the workbook, if it is not in the folder. `strategy` selects the folder if there are several: FunImgARCWF
+    (used by the paper, and the default), or FunImgARglobalCWF with global signal regression. `atlas="all"` stands for those
+    that some file holds, without the halves of harvard-oxford.
     """
     atlases = requested(atlas, set(COLUMNS) - set(HALVES)) or ("aal",)
     for name in atlases:
@@ -67,9 +75,9 @@ def read(
             raise InputError(f"atlas {name} is not known; REST-meta-MDD has {', '.join(COLUMNS)}.")
     if tr is not None:
         need_seconds(tr, "option tr")
-    book = _workbook(path)
-    table, implausible = _phenotypes(book)
-    folder, files = _files(path, strategy)
+    book = Path(participants) if participants else _workbook(path)
+    table, notes = _phenotypes(book)
+    place, files = _files(path, strategy)
     left_out = _sites(exclude_sites)
     excluded = [
         Exclusion(one, site_of(one), "site left out", LEFT_OUT.get(site_of(one), "by the user"))
@@ -86,17 +94,21 @@ def read(
         tr=np.full(len(table), np.nan if tr is None else tr),
         phenotypes=table.drop(columns=["site", "label"]),
         inputs=tuple(INPUTS),
-        notes=(Finding("label", numbers={"text": "site and label from the id: group 1 = patient, 2 = control"}), *implausible),
+        notes=(
+            Finding("label", numbers={"text": "site and label from the id: group 1 = patient, 2 = control"}),
+            *_of_subjects(notes, files),
+        ),
         column="ID",
         excluded=excluded,
         site_of=site_of,
     )
     columns = _Columns(atlases)
     sources = [
-        AtlasFiles(name, files, columns.loader(name), optional=ALL in (atlas or ()), note=f"atlas {name}, folder {folder}")
+        AtlasFiles(name, files, columns.loader(name), optional=ALL in (atlas or ()), note=f"atlas {name}, {place}")
         for name in atlases
     ]
-    return read_series(people, sources, name="rest-meta-mdd", on_bad=on_bad, progress=progress)
+    cohort = read_series(people, sources, name="rest-meta-mdd", on_bad=on_bad, progress=progress)
+    return cohort._changed(notes=(*cohort.notes, *columns.global_signal(cohort.subjects.tolist(), place)))
 
 
 def site_of(subject: str) -> str:
@@ -112,14 +124,38 @@ def _sites(names: Iterable[str]) -> set[str]:
     return sites
 
 
+def with_workbook(people: tables.Participants, book: Path) -> tables.Participants:
+    """People of connectomes of this release with the phenotypes of the workbook, which are matched by id."""
+    table, notes = _phenotypes(book)
+    for subject, site, label in zip(people.subjects, people.sites.tolist(), people.labels.tolist(), strict=True):
+        if subject not in table.index:
+            raise InputError(f"{people.table}: subject {subject} is not in column ID of {book}.")
+        if (site, label) != (site_of(subject), table["label"][subject]):
+            raise InputError(f"{people.table}: the site or label of subject {subject} is not that of its id.")
+    phenotypes = table.loc[people.subjects].drop(columns=["site", "label"])
+    added = (
+        f"phenotypes from {book.name}, in place of the columns beside the connectomes",
+        *_of_subjects(notes, people.subjects),
+    )
+    return people._replace(phenotypes=phenotypes, inputs=tuple(INPUTS), notes=(*people.notes, *added))
+
+
+def _of_subjects(notes: Iterable[Finding], subjects: Iterable[str]) -> list[Finding]:
+    """The notes on the sites of these subjects: a workbook lists more sites than a folder has."""
+    sites = {site_of(one) for one in subjects}
+    return [one for one in notes if (one.site or site_of(one.subjects[0])) in sites]
+
+
 def _workbook(path: Path) -> Path:
     books = sorted(file for file in path.glob("**/*.xlsx") if not file.name.startswith("~"))
     if not books:
-        raise InputError(f"{path} has no phenotype workbook (REST-meta-MDD-PhenotypicData_WithHAMDSubItem_V4.xlsx).")
-    if len(books) > 1:
         raise InputError(
-            f"{path} has several workbooks: {', '.join(book.name for book in books)}; keep only the phenotype workbook."
+            f"{path} has no phenotype workbook (REST-meta-MDD-PhenotypicData_WithHAMDSubItem_V4.xlsx); put it there, or name "
+            "it with --participants FILE."
         )
+    if len(books) > 1:
+        listed = ", ".join(str(book.relative_to(path)) for book in books)
+        raise InputError(f"{path} has several workbooks: {listed}; name that of the phenotypes with --participants FILE.")
     return books[0]
 
 
@@ -143,13 +179,19 @@ def _phenotypes(book: Path) -> tuple[pd.DataFrame, list[Finding]]:
             "label": label,
             "sex": table.sex(INPUTS["sex"]),
             "age": age,
-            "education": table.years_of_education(INPUTS["education"]),
+            "education": _years(table.years_of_education(INPUTS["education"]), age),
         }
         sheets.append(table.with_others(columns, {"ID", *INPUTS.values()}))
     both = pd.concat(sheets)
     if both.index.has_duplicates:
         raise InputError(f"{book}: subject {both.index[both.index.duplicated()][0]} is listed on both sheets.")
-    return both, notes
+    years, zeros = tables.recorded_education(*(both[name].to_numpy() for name in ("education", "site", "label")))
+    return both.assign(education=years), [*notes, *zeros]
+
+
+def _years(education: tables.Floats, age: tables.Floats) -> tables.Floats:
+    """Years of education; 0 is missing where the age is, since the release writes 0 for a subject of whom nothing is known."""
+    return np.where((education == 0) & np.isnan(age), np.nan, education)
 
 
 def _files(path: Path, strategy: str | None) -> tuple[str, dict[str, list[Path]]]:
@@ -158,12 +200,20 @@ def _files(path: Path, strategy: str | None) -> tuple[str, dict[str, list[Path]]
         folders.setdefault(file.parent, {})[file.stem.removeprefix("ROISignals_")] = [file]
     if not folders:
         raise InputError(f"{path} has no series files (ROISignals_S<site>-<group>-<number>.mat).")
-    ending = strategy or (PAPER_STRATEGY if len(folders) > 1 else "")
+    named = [folder for folder in folders if folder.name.endswith((PAPER_STRATEGY, REGRESSION))]
+    ending = strategy or (PAPER_STRATEGY if len(folders) > 1 and named else "")
     wanted = [folder for folder in folders if folder.name.endswith(ending)]
-    if len(wanted) != 1:
+    if not wanted:
         available = ", ".join(str(folder.relative_to(path)) for folder in folders)
-        raise InputError(f"{path}: strategy {ending} matches {len(wanted) or 'none'} of the folders {available}.")
-    return wanted[0].name, folders[wanted[0]]
+        raise InputError(f"{path}: strategy {ending} matches none of the folders {available}.")
+    together: dict[str, list[Path]] = {}  # the files of a site may be in a folder of their own
+    for folder in wanted:
+        for subject, runs in folders[folder].items():
+            if subject in together:
+                raise InputError(f"{path} has two series of subject {subject}, {together[subject][0]} and {runs[0]}; keep one.")
+            together[subject] = runs
+    names = {folder.name for folder in wanted}
+    return f"folder {names.pop()}" if len(names) == 1 else counted(len(names), "folder"), together
 
 
 class _Columns:
@@ -172,6 +222,7 @@ class _Columns:
     def __init__(self, atlases: Sequence[str]) -> None:
         self.first = atlases[0]
         self.held: dict[str, dict[str, Series]] = {name: {} for name in atlases[1:]}  # by subject
+        self.signal: dict[str, float] = {}  # sd of the global signal, relative to that of the ROIs, by subject
 
     def loader(self, atlas: str) -> Callable[[Scan], tuple[Rois, Series] | None]:
         """Reads the first atlas from a file, and takes a further one, which is None if the file did not hold it."""
@@ -189,10 +240,25 @@ class _Columns:
             raise InputError(f"{file}: {width} columns, but files of the release have {', '.join(map(str, WIDTHS))}.")
         if last > width:
             raise InputError(f"{file}: {width} columns, but atlas {self.first} needs columns {first} to {last}.")
+        if width >= GLOBAL_SIGNAL and (typical := np.median(signals[:, : COLUMNS["aal"][1]].std(axis=0))) > 0:
+            self.signal[scan.subject] = float(signals[:, GLOBAL_SIGNAL - 1].std() / typical)
         for name, series in self.held.items():
             if COLUMNS[name][1] <= width:
                 series[scan.subject] = _columns(signals, name)
         return _rois(self.first), _columns(signals, self.first)
+
+    def global_signal(self, subjects: Sequence[str], place: str) -> Iterator[Note]:
+        """Whether the files have the global signal, and a finding if the name of their folder says otherwise."""
+        known = [self.signal[one] for one in subjects if one in self.signal]
+        if not known:
+            return
+        level = float(np.median(known))
+        seen = "regressed out" if level < REGRESSED else "kept"
+        yield f"global signal {seen}: its standard deviation is {100 * level:.0f} % of that of the ROIs"
+        names = {PAPER_STRATEGY: "kept", REGRESSION: "regressed out"}
+        said = next((word for name, word in names.items() if place.endswith(name)), seen)
+        if said != seen:
+            yield Finding("another pipeline", numbers={"place": place, "said": said, "seen": seen, "percent": 100 * level})
 
 
 def _rois(atlas: str) -> Rois:

@@ -35,6 +35,7 @@ MOST_NAMES = 12  # columns that a message lists
 LARGEST_TABLE = 256 << 20  # bytes, also of a workbook without compression
 MOST_CELLS = 4_000_000  # of a sheet, with the empty ones between its first and last cell
 OLDEST = 120.0  # years
+FEWEST_ZEROS = 5  # people who all have 0 years of education, so that 0 is a code and not a number
 MISSING_CODES = ("", "n/a", "nan", "na", "-9999", "-9999.0", "[]", "none")
 INPUTS = ("sex", "age", "education")  # of participants.tsv
 
@@ -124,6 +125,10 @@ def read_participants(
         note = Finding("label", numbers={"text": "no label column: all subjects are unlabelled"})
         notes = [note, f"{present_columns(rows)}; {where['label']}"]
     phenotypes, implausible = _phenotypes(table, roles)
+    sites = table.sites(roles["site"]) if "site" in roles else np.array([site] * len(rows), dtype=np.str_)
+    if "education" in phenotypes:
+        phenotypes["education"], zeros = recorded_education(phenotypes["education"].to_numpy(), sites, labels)
+        implausible += zeros
     chosen = [name for name in INPUTS if name in phenotypes] if inputs is None else list(inputs)
     for name in chosen:
         if name not in phenotypes:
@@ -133,7 +138,7 @@ def read_participants(
     return Participants(
         table=path,
         subjects=table.subjects,
-        sites=table.sites(roles["site"]) if "site" in roles else np.array([site] * len(rows), dtype=np.str_),
+        sites=sites,
         labels=labels,
         tr=_repetition_times(table, roles["tr"]) if "tr" in roles else np.full(len(rows), np.nan),
         phenotypes=phenotypes,
@@ -414,6 +419,24 @@ def need_distinct(patient: Sequence[str], control: Sequence[str], where: str) ->
     both = _words(patient) & _words(control)
     if both:
         raise InputError(f"{where}: {min(both)} stands for both patient and control.")
+
+
+def recorded_education(years: Floats, sites: npt.NDArray[Any], labels: npt.NDArray[Any]) -> tuple[Floats, list[Finding]]:
+    """Years of education, NaN at sites where all patients or all controls have 0: there it was not recorded.
+
+    The whole site is set to missing, since years that only one of the two groups has would reveal the label.
+    """
+    years, notes = years.copy(), []
+    names = {1: "patients", 0: "controls", UNKNOWN: "subjects"}
+    for site in dict.fromkeys(sites.tolist()):
+        here = (sites == site) & ~np.isnan(years)
+        values = {names[one]: years[here & (labels == one)] for one in names}
+        zeros = {name: len(some) for name, some in values.items() if len(some) >= FEWEST_ZEROS and not some.any()}
+        if zeros:
+            listed = " and ".join(f"all {size} {name}" for name, size in zeros.items())
+            notes.append(Finding("no education", site, (), {"zeros": listed}))
+            years[here] = np.nan
+    return years, notes
 
 
 def _words(given: Iterable[str]) -> set[str]:
