@@ -133,10 +133,8 @@ def with_workbook(people: tables.Participants, book: Path) -> tables.Participant
         if (site, label) != (site_of(subject), table["label"][subject]):
             raise InputError(f"{people.table}: the site or label of subject {subject} is not that of its id.")
     phenotypes = table.loc[people.subjects].drop(columns=["site", "label"])
-    added = (
-        f"phenotypes from {book.name}, in place of the columns beside the connectomes",
-        *_of_subjects(notes, people.subjects),
-    )
+    added: list[Note] = [f"phenotypes from {book.name}, in place of the columns beside the connectomes"]
+    added += _of_subjects(notes, people.subjects)
     return people._replace(phenotypes=phenotypes, inputs=tuple(INPUTS), notes=(*people.notes, *added))
 
 
