@@ -100,7 +100,7 @@ SENTENCES: dict[Severity, dict[str, str]] = {
         "everybody at this site.",
         "global signal": "Mean FC is {low:.2f} for {removed}, but {high:.2f} for {kept}: the global signal seems to have been "
         "regressed out of some scans only. Read all of them from one pipeline, or leave some sites out.",
-        "another pipeline": "The name of {place} means that the global signal was {said}, but its standard deviation "
+        "another pipeline": "The folder name {strategy} means that the global signal was {said}, but its standard deviation "
         "is {percent:.0f} % of that of the ROIs, so that it was {seen}. Are the files in the right folder?",
         "missing at sites": "{column} is missing at {listed}, but for only {elsewhere:.0f} % of subjects elsewhere; its "
         "missingness reveals the site.",

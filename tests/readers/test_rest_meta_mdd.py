@@ -240,7 +240,7 @@ def test_the_global_signal_is_told_from_its_own_column(release, own):
     finding = read(own.folder).notes[-1]
     assert finding.severity == "finding"
     assert finding.text.startswith(
-        "The name of folder ROISignals_FunImgARCWF means that the global signal was kept, but its standard deviation is 1 %"
+        "The folder name FunImgARCWF means that the global signal was kept, but its standard deviation is 1 %"
     )
     exchanged = read(own.folder, strategy="FunImgARglobalCWF").notes[-1]
     assert (exchanged.numbers["said"], exchanged.numbers["seen"]) == ("regressed out", "kept")

@@ -253,10 +253,10 @@ class _Columns:
         level = float(np.median(known))
         seen = "regressed out" if level < REGRESSED else "kept"
         yield f"global signal {seen}: its standard deviation is {100 * level:.0f} % of that of the ROIs"
-        names = {PAPER_STRATEGY: "kept", REGRESSION: "regressed out"}
-        said = next((word for name, word in names.items() if place.endswith(name)), seen)
-        if said != seen:
-            yield Finding("another pipeline", numbers={"place": place, "said": said, "seen": seen, "percent": 100 * level})
+        for strategy, said in ((PAPER_STRATEGY, "kept"), (REGRESSION, "regressed out")):
+            if place.endswith(strategy) and said != seen:
+                numbers = {"strategy": strategy, "said": said, "seen": seen, "percent": 100 * level}
+                yield Finding("another pipeline", numbers=numbers)
 
 
 def _rois(atlas: str) -> Rois:
