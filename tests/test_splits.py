@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from m2lgdg import Cohort, InputError, make, make_cohort
-from m2lgdg.methods.linear import balance
+from m2lgdg.methods.within_sites import balance
 from m2lgdg.metrics import auc
 from m2lgdg.splits import leave_one_site_out, site_folds, validation_split
 

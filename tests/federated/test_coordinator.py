@@ -11,7 +11,7 @@ from hospitals import assert_pooled, by_site, pooled, study_of
 import m2lgdg
 from m2lgdg.connectivity import standardised
 from m2lgdg.federated import sums
-from m2lgdg.federated.coordinator import Work, _calibrate, _order_statistics
+from m2lgdg.federated.coordinator import PARTS, Work, _calibrate, _order_statistics
 from m2lgdg.federated.plan import CUTS, NO_TABLES, Plan
 from m2lgdg.federated.simulation import simulate
 from m2lgdg.federated.site import KINDS, prepared
@@ -47,7 +47,7 @@ def test_calibration_where_offsets_of_sites_hide_the_labels(cohort):
     """The slope is at least half of that within sites, as in the pooled fit."""
     study, rng = study_of(cohort), np.random.default_rng(0)
     plan = Plan(study, tuple(prepared(study, part, site)[0] for site, part in by_site(cohort).items()))
-    work, sites = Work(plan), []
+    work, sites = Work(plan, {PARTS: np.ones(3)}), []
     for part in by_site(cohort).values():
         signal = part.labels + rng.normal(0, 0.6, len(part)) - 12 * np.mean(part.labels) + rng.normal(0, 2)
         decisions = signal[:, None] + rng.normal(0, 0.1, (len(part), len(plan.blocks)))
@@ -110,6 +110,18 @@ def test_connectomes_are_fitted_as_pooled_ones(cohort, inputs):
     assert not any("amplitude" in name or "steady" in name for name in fitted.state_)
 
 
+def test_phenotypes_count_as_far_as_in_a_pooled_fit(cohort):
+    """Education differs between the classes at all sites, so it counts; then age and sex are taken out of edges, too."""
+    phenotypes = cohort.phenotypes.assign(education=cohort.phenotypes["education"] + 3.0 * cohort.labels)
+    held = replace(cohort, phenotypes=phenotypes)
+    fitted = simulate(study_of(held), by_site(held))
+    expected = pooled(held, site_folds=fitted.method.site_folds)
+    parts = fitted.facts_["phenotypes"]["parts"]
+    assert parts == pytest.approx(expected.facts_["phenotypes"]["parts"], abs=1e-9)
+    assert parts["education"] > 0.2 and fitted.state_["phenotypes.weights"][0]  # sex counts as a confound
+    assert_pooled(fitted, held)
+
+
 def test_tables_stay_at_the_sites(cohort, fitted):
     """A site with tables sends what it sends without them, and the model does not ask for any."""
     draw = np.random.default_rng(0)
@@ -124,7 +136,7 @@ def test_tables_stay_at_the_sites(cohort, fitted):
     assert set(other.state_) == set(fitted.state_)
     for name, value in fitted.state_.items():
         np.testing.assert_array_equal(other.state_[name], value)
-    assert other.fields()["tables"] == "none" and "tables" not in other.facts_ and other.facts_["notes"] == [NO_TABLES]
+    assert other.fields()["tables"] == "none" and "tables" not in other.facts_ and other.facts_["notes"][-1] == NO_TABLES
     assert not any("decided without" in flag for flags in other.flags(some["north"]) for flag in flags)
 
 

@@ -5,8 +5,9 @@ import pytest
 
 from m2lgdg import make, make_cohort
 from m2lgdg.connectivity import fc_features
-from m2lgdg.methods.linear import _Recent, balance, site_averages, standardised_block
+from m2lgdg.methods.linear import _Recent, standardised_block
 from m2lgdg.methods.solvers import LEAST_SCALE, Problem, Rows, association
+from m2lgdg.methods.within_sites import balance, site_averages
 from m2lgdg.metrics import platt
 from m2lgdg.registry import METHODS
 from m2lgdg.splits import site_folds
@@ -91,6 +92,7 @@ def test_decision_is_linear_in_the_features_and_probability_monotone(cohort):
 
 
 def test_phenotypes_change_the_score_only_when_asked(cohort):
+    cohort = cohort._changed(phenotypes=cohort.phenotypes.assign(age=30.0 + 20.0 * cohort.labels + np.arange(len(cohort)) % 7))
     older = cohort.phenotypes.assign(age=cohort.phenotypes["age"] + 20)
     changed = cohort._changed(phenotypes=older)
     without, with_ = make("fc-logistic").fit(cohort), make("fc-logistic", phenotypes=True).fit(cohort)

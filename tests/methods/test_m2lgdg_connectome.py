@@ -15,8 +15,8 @@ from m2lgdg.fast import m2lgdg_connectome as fast
 from m2lgdg.graph import group_graph
 from m2lgdg.methods import m2lgdg
 from m2lgdg.methods import m2lgdg_connectome as plain
-from m2lgdg.methods.linear import balance
 from m2lgdg.methods.m2lgdg_connectome import M2LGDGConnectome
+from m2lgdg.methods.within_sites import balance
 from m2lgdg.metrics import logit
 from m2lgdg.preprocess import PhenotypeScaler
 from m2lgdg.registry import create as make

@@ -20,8 +20,9 @@ from m2lgdg.cohort import natural_key
 from m2lgdg.federated import sums
 from m2lgdg.federated.plan import CUTS, MEASURES, NO_TABLES, Arrays, Ask, Floats, Plan, Request
 from m2lgdg.methods.amplitude import MARGIN, STANDARDISED, TAIL, AmplitudeRange
-from m2lgdg.methods.linear import SMALLEST_SPREAD, note_on_connectomes
+from m2lgdg.methods.linear import DO_NOT_HOLD, SMALLEST_SPREAD, note_on_connectomes
 from m2lgdg.methods.solvers import adaptive_scales
+from m2lgdg.methods.within_sites import parts_of_weight
 from m2lgdg.metrics import FLAT, FLAT_NOTE, LEAST_SLOPE
 from m2lgdg.model.model import Model
 from m2lgdg.preprocess import CATEGORICAL
@@ -33,6 +34,7 @@ TAILS = dict(zip(MEASURES, (TAIL, TAIL, 1 - TAIL), strict=True))  # quantile tha
 CONVERGED, CONVERGED_FOLD = 3e-8, 1e-7  # residuals of conjugate gradients; folds only serve the calibration
 MOST_STEPS = 60  # of conjugate gradients
 TOLERANCE = 1e-6  # relative, between the same program on two kinds of processors
+PARTS = "parts.phenotypes"  # (input,) of the weight of each
 CONSTANT = 1e-12  # variance relative to the mean square, below which a phenotype is constant
 
 
@@ -210,18 +212,40 @@ def _block(work: Work, block: str) -> Task:
     yield from _await(work, [*(f"moments.{column}" for column in columns), *(f"fill.{column}" for column in imputed)])
     totals = yield [Ask("spread", block), *([Ask("confounds", block)] if confounds else [])]
     work.means[block] = totals[0][0] / plan.subjects
-    work.publish(f"standard.{block}", _standards(totals, plan, len(confounds)))
+    if confounds:
+        yield from _await(work, [PARTS])
+    work.publish(
+        f"standard.{block}", _standards(totals, plan, len(confounds), regress=bool(confounds) and bool(work.known[PARTS].any()))
+    )
     (by_fold,) = yield [Ask("association", block)]
-    solution = yield from _ridge(plan, block, by_fold)
+    parts = None
+    if block == "phenotypes":
+        parts = yield from _held_parts(plan, by_fold)
+        work.publish(PARTS, parts)
+    solution = yield from _ridge(plan, block, by_fold, parts)
     work.publish(f"solution.{block}", solution)
 
 
-def _standards(totals: list[Floats], plan: Plan, confounds: int) -> Floats:
-    """(2 + confound, feature) centre and spread of the features, and the slopes of confounds, from sums over sites."""
+def _held_parts(plan: Plan, by_fold: Floats) -> Generator[list[Ask], list[Floats], Floats]:
+    """(input,) part of the weight of each phenotype, as `held_parts` computes it."""
+    products = np.array([np.delete(by_fold[:, 1], fit, axis=0).sum(axis=0) for fit in range(plan.fits - 1)])
+    products = np.append(products, [by_fold[:, 1].sum(axis=0)], axis=0)  # (fit, input)
+    slopes = products / np.array([[max(plan.summed_weights(fit), 1.0)] for fit in range(plan.fits)])
+    (held,) = yield [Ask("held", "phenotypes", {"slopes": slopes})]
+    mean, by_square, squares = held
+    shares = sum(weight**2 for weight in plan.site_weights.values())
+    return parts_of_weight(mean, squares - 2 * mean * by_square + mean**2 * shares, len(plan.site_weights))
+
+
+def _standards(totals: list[Floats], plan: Plan, confounds: int, *, regress: bool) -> Floats:
+    """(2 + confound, feature) centre and spread of the features, and the slopes of confounds, from sums over sites.
+
+    The slopes are 0 unless confounds are to be regressed out.
+    """
     (_, by_weight, squares, *products), weight = totals[0], plan.summed_weights(plan.fits - 1)
     crossed = np.array(products).reshape(confounds, len(squares))
     centre, slopes = by_weight / weight, np.zeros((confounds, len(squares)))
-    if confounds:
+    if regress:
         slopes = np.linalg.pinv(totals[1][1:], hermitian=True) @ crossed
         centre = centre - totals[1][0] / weight @ slopes
     residual = np.maximum(squares - (slopes * crossed).sum(axis=0), 0.0)
@@ -229,16 +253,21 @@ def _standards(totals: list[Floats], plan: Plan, confounds: int) -> Floats:
     return np.stack([centre, np.where(spread > SMALLEST_SPREAD, spread, 1.0), *slopes])
 
 
-def _ridge(plan: Plan, block: str, by_fold: Floats) -> Generator[list[Ask], list[Floats], Floats]:
+def _ridge(plan: Plan, block: str, by_fold: Floats, parts: Floats | None = None) -> Generator[list[Ask], list[Floats], Floats]:
     """(fit, feature + 1) coefficients and intercepts of the ridge regressions, by conjugate gradients.
 
     `by_fold` are sums of squares and products with the label at the sites of each fold, the last row at sites in none.
+    Features are scaled by the root of their parts, if given.
     """
     fits = range(plan.fits)
     trains = np.array([[fold != fit for fold in [*fits[:-1], -1]] for fit in fits], dtype=np.float64)  # (fit, fold)
     squares, products = np.einsum("pf,fkj->kpj", trains, by_fold)
-    penalty = plan.method.penalties[0] * float(squares[-1].sum()) / plan.subjects
     scale = np.ones_like(squares)
+    if parts is not None:
+        if not parts.any():
+            return np.zeros((plan.fits, len(parts) + 1))
+        scale *= np.sqrt(parts)
+    penalty = plan.method.penalties_of(block)[0] * float((scale[-1] ** 2 * squares[-1]).sum()) / plan.subjects
     if block in plan.method.adaptive:
         counts = np.array([sum(member.subjects for member in plan.training(fit)) for fit in fits])
         scale = adaptive_scales(products, squares, np.array([plan.summed_weights(fit) for fit in fits]), counts)
@@ -265,7 +294,8 @@ def _conjugate_gradients(
         length = np.maximum(np.sqrt((moved**2).sum(axis=1, keepdims=True)), 1e-300)
         sent = (moved / length).astype(np.float32)
         (product,) = yield [Ask("product", block, {"fits": active.astype(np.int64), "directions": sent})]
-        step = sent.astype(np.float64) * length / scale[active]
+        steps = sent.astype(np.float64) * length
+        step = np.divide(steps, scale[active], out=np.zeros_like(steps), where=scale[active] > 0)
         changed = scale[active] * product * length + penalty * step
         curvature = (step * changed).sum(axis=1)
         alpha = (step * residual[active]).sum(axis=1) / curvature
@@ -302,7 +332,9 @@ def _calibrate(work: Work) -> Task:
     sum_all, products_all, sum_used, products_used, within = np.split(total, np.cumsum([1, blocks, 1, blocks]))
     mean, covariance = _moments_of(sum_all, products_all, plan.subjects)
     spreads = np.sqrt(np.maximum(np.diag(covariance), 0.0))
-    work.weights = {name: weight / (sd or 1.0) for (name, weight), sd in zip(plan.blocks.items(), spreads, strict=True)}
+    part = {"phenotypes": float(work.known[PARTS].max())} if "phenotypes" in plan.blocks else {}
+    blocks_and_sds = zip(plan.blocks.items(), spreads, strict=True)
+    work.weights = {name: weight * part.get(name, 1.0) / (sd or 1.0) for (name, weight), sd in blocks_and_sds}
     weights = np.array(list(work.weights.values()))
     work.spread = math.sqrt(max(float(weights @ covariance @ weights), 0.0))
     mean, covariance = _moments_of(sum_used, products_used, count)
@@ -438,7 +470,7 @@ def _facts(work: Work, rounds: int) -> dict[str, Any]:
             "hash": hashlib.sha256("\n".join(sorted(member.hash for member in members)).encode()).hexdigest(),
             "sites": {member.site: {"patients": member.patients, "controls": member.controls} for member in members},
         },
-        "penalties": dict.fromkeys(trained, plan.method.penalties[0]),
+        "penalties": {block: plan.method.penalties_of(block)[0] for block in trained},
         "federated": {
             "study": plan.study.id,
             "attempt": plan.attempt,
@@ -450,8 +482,11 @@ def _facts(work: Work, rounds: int) -> dict[str, Any]:
     }
     if plan.study.leave_out:
         facts["federated"]["left_out"] = plan.study.leave_out
-    notes = [note_on_connectomes(plan.method.blocks, first.scans), NO_TABLES]
-    notes += [FLAT_NOTE] if work.calibration[0] * work.spread < FLAT else []
+    notes = [note_on_connectomes(plan.method.blocks, first.scans)]
+    if "phenotypes" in plan.blocks:
+        facts["phenotypes"] = {"parts": dict(zip(plan.study.inputs, work.known[PARTS].tolist(), strict=True))}
+        notes += [] if work.known[PARTS].any() else [DO_NOT_HOLD]
+    notes += [NO_TABLES, *[FLAT_NOTE] * (work.calibration[0] * work.spread < FLAT)]
     facts["notes"] = list(filter(None, notes))
     if "amplitude" in plan.blocks and work.usable_scans < plan.subjects:
         facts["standardised_scans"] = plan.subjects - work.usable_scans

@@ -321,6 +321,12 @@ class Plan:
         """Sum of the subjects' weights over the training sites of a fit; balanced weights of a site sum to its size."""
         return float(sum(one.subjects for one in self.training(fit) if one.balanced or not self.weighted))
 
+    @cached_property
+    def site_weights(self) -> dict[str, float]:
+        """Weights of the sites with both classes in a mean of differences between classes, as in `held_parts`."""
+        sizes = {one.site: one.patients * one.controls / one.subjects for one in self.members if one.balanced}
+        return {site: size / sum(sizes.values()) for site, size in sizes.items()}
+
     def mean_sign(self, fit: int) -> float:
         """Weighted mean of the labels -1 and 1 over the training sites of a fit."""
         if self.weighted:
@@ -362,6 +368,11 @@ def _product(plan: Plan, ask: Ask) -> Form:
     return Form(ask.arguments["directions"].shape, bound, SHORT)
 
 
+def _held(plan: Plan, ask: Ask) -> Form:
+    bounds = 2 * LARGEST_STANDARDISED * np.array([1.0, 1.0, 2 * LARGEST_STANDARDISED])
+    return Form((3, plan.features(ask.name)), bounds[:, None])
+
+
 def _decisions(plan: Plan, _: Ask) -> Form:
     count = len(plan.blocks)
     bounds = np.full((2 + 3 * count, 1), LARGEST_DECISION**2 * plan.subjects)
@@ -401,6 +412,11 @@ SUMS = {
     "product": Sum(
         "features times their product with a direction: one step towards the weights of the model",
         _product,
+    ),
+    "held": Sum(
+        "difference between patients and controls in each phenotype, times its slope at other sites, weighted by size, and its "
+        "square: how far what it says of the diagnosis holds at other sites",
+        _held,
     ),
     "decisions": Sum(
         "sums of decisions of fits without the site, and of their products, also within sites: their spread",

@@ -30,8 +30,9 @@ from m2lgdg.federated.plan import (
     Settings,
 )
 from m2lgdg.methods.amplitude import _measures, standardised_scans
-from m2lgdg.methods.linear import VIEWS, site_averages
+from m2lgdg.methods.linear import VIEWS
 from m2lgdg.methods.solvers import combine, times
+from m2lgdg.methods.within_sites import site_averages
 from m2lgdg.metrics import sigmoid
 from m2lgdg.preprocess import CATEGORICAL, _typical, _values
 from m2lgdg.storage import InputError
@@ -251,6 +252,16 @@ def _product(site: Site, ask: Ask) -> Floats:
     return result
 
 
+def _held(site: Site, ask: Ask) -> Floats:
+    """Differences between the classes by the weight of the site, by its square, and the squares of the first."""
+    weight, trained = site.plan.site_weights.get(site.name, 0.0), site.standardised(ask.name)[0]
+    if not weight:  # one class
+        return np.zeros((3, trained.shape[1]))
+    difference = trained[site.labels == 1].mean(axis=0) - trained[site.labels == 0].mean(axis=0)
+    held = difference * ask.arguments["slopes"][site.plan.fold_of[site.name]]
+    return np.stack([weight * held, weight**2 * held, (weight * held) ** 2])
+
+
 def _decisions(site: Site, _: Ask) -> Floats:
     """Sums and products of decisions: of all sites, of sites that calibrate, and within these sites."""
     values = site.decisions
@@ -283,6 +294,7 @@ KINDS: dict[str, Callable[[Site, Ask], Floats]] = {
     "spread": _spread,
     "association": _association,
     "product": _product,
+    "held": _held,
     "decisions": _decisions,
     "calibration": _calibration,
 }

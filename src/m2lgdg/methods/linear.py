@@ -21,11 +21,11 @@ from m2lgdg.methods.amplitude import AmplitudeRange, UsesAmplitude, fill_standar
 from m2lgdg.methods.solvers import CHUNK, LEARNERS, Features, Problem, Rows, adaptive_ridge, combine
 from m2lgdg.methods.tables import CONFOUNDS as TABLE_CONFOUNDS
 from m2lgdg.methods.tables import NONE, TableBlock, TakesTables, chosen_tables, table_weights
-from m2lgdg.metrics import FLAT_NOTE, auc, is_flat, platt, sigmoid
+from m2lgdg.methods.within_sites import balance, held_parts, mean_site_auc, site_averages, source_folds
+from m2lgdg.metrics import FLAT_NOTE, is_flat, platt, sigmoid
 from m2lgdg.preprocess import PhenotypeScaler
 from m2lgdg.registry import METHODS
 from m2lgdg.scans import SERIES
-from m2lgdg.splits import Indices, site_folds
 from m2lgdg.tangent import geometric_mean, tangent_features
 
 Floats = npt.NDArray[np.float64]
@@ -37,6 +37,9 @@ OF_SERIES = {"swings": "deviation FC", "amplitude": "amplitude"}  # blocks that 
 REFERENCE_TOLERANCE = 0.02  # one Newton step
 REFERENCE_SUBJECTS = 256  # whose logarithms are computed for it
 SMALLEST_SPREAD = 1e-6  # of a feature, below which it counts as constant
+DO_NOT_HOLD = "What phenotypes say of the label does not hold at left-out source sites: decisions are made without them."
+# Strong, so that each phenotype has the weight of its own slope: inputs are correlated, and often one of them is missing.
+PHENOTYPE_PENALTY = 100.0
 # Fields that say which blocks there are, not how one is fitted
 OUTSIDE_BLOCKS = ("atlases", "phenotypes", "phenotype_weight", "tables", "scan")
 
@@ -56,7 +59,8 @@ class Linear(TakesTables, UsesAmplitude, Method):
 
     Each block is standardised with source statistics; its penalty is the one with the best mean AUC over held-out source sites,
     and its decision is divided by the sd of the held-out ones before it is weighted. The sum is Platt-scaled on the held-out
-    decisions. Variant `phenotypes` adds a block of the phenotypes with weight `phenotype_weight`.
+    decisions. Variant `phenotypes` adds a block of phenotypes, learned within source sites, of weight `phenotype_weight`. Each
+    counts as far as it holds at left-out source sites (`held_parts`); if none does, the method decides as without them.
     """
 
     site_folds: int = 5
@@ -84,7 +88,8 @@ class Linear(TakesTables, UsesAmplitude, Method):
         folds = source_folds(source, self.site_folds, self._subject_weights(source))
         if "phenotypes" in self._weights() or tables:
             self.state_ |= PhenotypeScaler.fit(source, self.facts_["inputs"]).state("phenotypes.scaler")
-        inputs = self.facts_["inputs"] if self.phenotypes else []
+        of_phenotypes, part = self._fit_phenotypes(source) if "phenotypes" in self._weights() else (None, 0.0)
+        inputs = self.facts_["inputs"] if self.phenotypes and part else []
         confound_columns = [i for i, name in enumerate(inputs) if name in self.confounds]
         total, confound_weights = np.zeros(len(source)), np.zeros(len(confound_columns))
         for name, weight in self._weights().items():
@@ -97,7 +102,10 @@ class Linear(TakesTables, UsesAmplitude, Method):
             confounds = (
                 self._features("phenotypes", source)[:, confound_columns] if confound_columns and name != "phenotypes" else None
             )
-            block, slopes = self._fit_block(name, features, confounds, source, folds)
+            if name == "phenotypes" and of_phenotypes is not None:
+                block, slopes, weight = of_phenotypes, None, weight * part
+            else:
+                block, slopes = self._fit_block(name, features, confounds, source, folds)
             weight /= block.held_out.std() or 1.0
             total += weight * block.held_out
             self.state_[f"{name}.weights"] = weight * block.weights
@@ -109,6 +117,24 @@ class Linear(TakesTables, UsesAmplitude, Method):
             self.state_["phenotypes.weights"][confound_columns] -= confound_weights
         self.base_ = total  # held-out decisions without tables, not saved with the model
         self._calibrate(total + self._fit_tables(tables, total, source) if tables else total, source)
+
+    def _fit_phenotypes(self, source: Cohort) -> tuple[Block, float]:
+        """The block of phenotypes, learned within sites, and the part of its weight that is used: that of the best input.
+
+        Each input counts as far as what it says of the label holds at left-out source sites.
+        """
+        features, weights = self._features("phenotypes", source), balance(source)
+        folds = source_folds(source, self.site_folds, weights)
+        rows, centre, scale, _ = standardised_block(features, source, weights, within_sites=True)
+        parts = held_parts(rows.trained, source, weights, folds)  # (input,)
+        self.facts_["phenotypes"] = {"parts": dict(zip(self.facts_["inputs"], parts.tolist(), strict=True))}
+        if not parts.any():
+            self.facts_.setdefault("notes", []).append(DO_NOT_HOLD)
+            return Block(np.zeros(len(parts)), 0.0, np.zeros(len(source)), self.penalties_of("phenotypes")[0]), 0.0
+        root = np.sqrt(parts)  # under a strong penalty, weights are proportional to the square of a scale
+        scaled = Rows(rows.trained * root, rows.shift * root, rows.site)
+        unscaled = np.divide(scale, root, out=np.full(len(root), np.inf), where=root > 0)
+        return self._solve("phenotypes", Standardised(scaled, centre, unscaled), source, folds), float(parts.max())
 
     def _calibrate(self, held_out: Floats, source: Cohort) -> None:
         """Platt scaling on the decisions of source subjects by blocks fitted without their site."""
@@ -264,16 +290,22 @@ class Linear(TakesTables, UsesAmplitude, Method):
     def _subject_weights(self, source: Cohort) -> Floats:
         return balance(source) if self.within_sites else np.ones(len(source))
 
+    def penalties_of(self, name: str) -> tuple[float, ...]:
+        """Penalties of a block: the field `penalties`, but one for phenotypes beside scans."""
+        return (PHENOTYPE_PENALTY,) if name == "phenotypes" and self.phenotypes else self.penalties
+
     def _solve(self, name: str, standardised: Standardised, source: Cohort, folds: list[Any]) -> Block:
         """For all penalties, of which the one with the best mean AUC over held-out source sites is taken."""
         rows, centre, scale, _ = standardised
-        penalties = np.array(self.penalties) * rows.mean_square
-        problem = Problem(rows, source.labels, self._subject_weights(source), folds, penalties)
+        penalties = self.penalties_of(name)
+        factors = np.array(penalties) * rows.mean_square
+        weights = balance(source) if name == "phenotypes" else self._subject_weights(source)
+        problem = Problem(rows, source.labels, weights, folds, factors)
         solutions = adaptive_ridge(problem) if name in self.adaptive else LEARNERS[self.learner](problem)
-        best = int(np.argmax([_mean_site_auc(decision, source) for decision in solutions.held_out]))
+        best = int(np.argmax([mean_site_auc(decision, source) for decision in solutions.held_out]))
         unscaled = solutions.coefficients(best) / scale
         intercept = float(solutions.intercepts[best] - centre @ unscaled)
-        return Block(unscaled, intercept, solutions.held_out[best], self.penalties[best])
+        return Block(unscaled, intercept, solutions.held_out[best], penalties[best])
 
 
 def blocks_of(blocks: Mapping[str, float], scans: str) -> dict[str, float]:
@@ -341,44 +373,6 @@ def standardised_block(
     return Standardised(Rows(trained, (means - centre) / scale, site), centre, scale, slopes if len(slopes) else None)
 
 
-def _mean_site_auc(decision: Floats, source: Cohort) -> float:
-    """Mean AUC within sites, weighted by their size, so that offsets between sites do not count."""
-    values, sizes = [], []
-    for site in source.site_names:
-        at_site = source.sites == site
-        value = auc(source.labels[at_site], decision[at_site])
-        if not np.isnan(value):
-            values.append(value)
-            sizes.append(at_site.sum())
-    return float(np.average(values, weights=sizes)) if values else auc(source.labels, decision)
-
-
-def source_folds(source: Cohort, count: int, weights: Floats) -> list[tuple[Indices, Indices]]:
-    """`site_folds` of source that are the same whatever the order of its subjects."""
-    order = np.argsort(source.subjects, kind="stable")
-    folds = site_folds(source.sites[order], source.labels[order], count, weights[order])
-    return [(np.sort(order[train]), np.sort(order[test])) for train, test in folds]
-
-
-def balance(source: Cohort) -> Floats:
-    """(subject,) weights that balance patients and controls within each site; 0 at sites with one class."""
-    weights = np.zeros(len(source))
-    for site in source.site_names:
-        at_site = source.sites == site
-        counts = [int((at_site & (source.labels == label)).sum()) for label in (0, 1)]
-        if min(counts) > 0:
-            weights[at_site] = at_site.sum() / (2 * np.array(counts)[source.labels[at_site]])
-    return weights if weights.any() else np.ones(len(source))
-
-
-def site_averages(site: npt.NDArray[np.intp], weights: Floats) -> Floats:
-    """(site, subject) weights whose products with features are the class-balanced means of the sites."""
-    member = (site == np.arange(site.max() + 1)[:, None]).astype(np.float64)
-    weighted = member * weights
-    counted = np.where(weighted.any(axis=1, keepdims=True), weighted, member)
-    return counted / counted.sum(axis=1, keepdims=True)
-
-
 class _Recent(Generic[Value]):
     """The last few results of a computation, by a key that holds all that it depends on; without a key, nothing is shared."""
 
@@ -431,7 +425,12 @@ class Prior(Method):
 
 @method("phenotype-logistic", role="phenotypes")
 class PhenotypeLogistic(Linear):
-    """l2-penalised logistic regression on phenotypes alone (no imaging), penalty chosen on held-out source sites."""
+    """l2-penalised logistic regression on phenotypes alone (no imaging), within source sites.
+
+    What does not hold at left-out source sites is not used; every subject then has the same probability.
+    """
+
+    penalties: tuple[float, ...] = (PHENOTYPE_PENALTY,)
 
     blocks = {"phenotypes": 1.0}
     variants = {}
