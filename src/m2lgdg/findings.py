@@ -19,7 +19,7 @@ SEVERITIES: tuple[Severity, ...] = ("unusable", "finding", "note")
 DUPLICATE, CONFLICT = "duplicate", "duplicate, labels differ"
 TRAINING = (  # kinds that do not matter where subjects are only predicted
     *("one site", "no labels", "one class", "no label", "no controls at a site", "no patients at a site"),
-    *("small site", "small sites", "alike sites"),
+    *("small site", "small sites", "alike sites", "direction by site", "inputs tell sites"),
 )
 NAMED = 6  # subjects or sites that a sentence names at most
 METRICS = "too few for reliable metrics as a target"
@@ -106,6 +106,8 @@ SENTENCES: dict[Severity, dict[str, str]] = {
         "missingness reveals the site.",
         "missing": "{column} is missing for {percent:.0f} % of subjects.",
         "missing by label": f"{{column}} is missing for {RATES}; its missingness reveals the label.",
+        "direction by site": "Input {column} says different things of the label: patients have more of it than controls at "
+        "{higher}, and less at {lower}. Are its codes the same at these sites? What it says may not hold at a new site.",
         "atlas missing by label": f"Atlas {{column}} is missing for {RATES}; its missingness reveals the label. Leave out the "
         "atlas, or the subjects without it.",
         "flat by label": f"ROI {{column}} is flat for {RATES}[, and {{more:other ROI}} likewise], which reveals the label.",
@@ -144,6 +146,9 @@ SENTENCES: dict[Severity, dict[str, str]] = {
         "small negative eigenvalues": "{count} of {size} connectomes have a small negative eigenvalue (down to {least:.2g}), "
         "as after rounding or averaging.",
         "few volumes": "Every scan has fewer volumes ({volumes}) than ROIs ({rois}). Are the time and ROI axes swapped?",
+        "inputs tell sites": "Inputs tell sites better than labels ({between:.0f} % of the variance of {column} is between "
+        "sites, {label:.0f} % between patients and controls of a site), and {least:.0f} to {most:.0f} % of the subjects of a "
+        "site are patients: a method that pools sites can learn the site in place of the label.",
         "motion and label": "Head motion alone separates patients from controls with a mean AUC of {percent:.0f} % inside "
         "sites.",
         "separating column": f"Column {SEPARATES}",

@@ -23,6 +23,7 @@ from m2lgdg.data.connectome_checks import Edges, connectome_findings, edges_of, 
 from m2lgdg.data.duplicates import find_duplicates
 from m2lgdg.data.global_signal import global_signal_findings
 from m2lgdg.data.missingness import missing_by_label, without_signal
+from m2lgdg.data.phenotype_slopes import phenotype_findings
 from m2lgdg.data.proxies import reveals_label
 from m2lgdg.data.readers.selection import keep, usual_column
 from m2lgdg.data.readers.tables import OLDEST
@@ -109,7 +110,7 @@ def check_cohort(cohort: Cohort, *, new_site: bool = False) -> Check:
         *(_duplicates(cohort), _lacking(cohort), _short(cohort)),
         *(_in_atlas(one, several=bool(cohort.parcellations)) for one in scans),
         *(_repetition_times(cohort), _motion(cohort), _implausible(cohort)),
-        *(_missing(cohort), missing_by_label(cohort), _proxies(cohort), table_findings(cohort)),
+        *(_missing(cohort), missing_by_label(cohort), phenotype_findings(cohort), _proxies(cohort), table_findings(cohort)),
         [Finding("inputs", numbers={"listed": ", ".join(cohort.inputs) or "none"})],
         [text_finding(note) if isinstance(note, str) else note for note in cohort.notes],
     )

@@ -13,7 +13,7 @@ from m2lgdg.metrics import auc
 from m2lgdg.splits import Indices, site_folds
 
 Floats = npt.NDArray[np.float64]
-CHANCE = 0.05  # that a feature which says nothing of the label is used
+CHANCE = 0.05  # in either direction, that a feature which says nothing of the label is used
 
 
 def balance(source: Cohort) -> Floats:

@@ -44,6 +44,7 @@ from m2lgdg.report.paper_tables import (
     training_table,
     what_was_seen,
 )
+from m2lgdg.report.phenotypes import phenotype_slopes
 from m2lgdg.report.published import Published
 from m2lgdg.report.sharing import few_of_a_class, few_of_a_site
 from m2lgdg.report.subgroups import subgroup_table
@@ -211,8 +212,8 @@ def _data(shown: Shown) -> Section:
     contents = shown.contents
     table, structure = site_table(contents), structure_table(contents)
     first, data = flow_diagram(contents), findings_box(contents)
-    folded = [structure] if structure else []
-    return Section("data", "Data", who(contents), [table] if table else [], folded=folded, first=first, data=data)
+    folded, drawn = [structure] if structure else [], [slopes] if (slopes := phenotype_slopes(contents)) else []
+    return Section("data", "Data", who(contents), [table] if table else [], drawn, folded, first=first, data=data)
 
 
 def _connectomes(shown: Shown) -> Section | None:

@@ -200,6 +200,7 @@ def shared_description(description: Mapping[str, Any]) -> dict[str, Any]:
     Sexes are left out by site, and everywhere if a class has few of one sex, because sizes follow by subtraction.
     """
     shared = without_small_groups(description)
+    shared.get("slopes", {}).pop("sex", None)
     known = [group for group in shared.get("groups", {}).values() if "male" in group]
     few = min((n for group in known for n in (group["male"], group["sex_known"] - group["male"])), default=0) < LEAST
     for name in ("groups", "sites"):
@@ -298,12 +299,19 @@ def _floor(ages: Any) -> Any:
 
 
 def without_small_groups(description: Mapping[str, Any]) -> dict[str, Any]:
-    """Groups and sites of a cohort without age, sex and motion of those with fewer than ten subjects."""
+    """Groups and sites of a cohort without age, sex and motion of those with fewer than ten subjects; slopes in tenths."""
     shared: dict[str, Any] = copy.deepcopy(dict(description))
     for name in ("groups", "sites"):
         for group in shared.get(name, {}).values():
             for entry in ("age", "motion", "male", "sex_known", "without") if group["subjects"] < LEAST else ():
                 group.pop(entry, None)
+    for by_site in shared.get("slopes", {}).values():
+        for site in list(by_site):
+            group = shared["sites"].get(site, {})
+            if min(group.get("patients", 0), group.get("controls", 0)) < LEAST:
+                del by_site[site]
+            else:
+                by_site[site] = [round(end, 1) for end in by_site[site]]
     return shared
 
 

@@ -22,6 +22,7 @@ from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import fc_features
 from m2lgdg.data.atlases.table_columns import head_column
 from m2lgdg.data.leakage import failure_sentences
+from m2lgdg.data.phenotype_slopes import slopes_by_site
 from m2lgdg.data.readers.tables import MALE, MOTION
 from m2lgdg.findings import Finding, data_line, read_finding
 from m2lgdg.scans import KINDS, SERIES, some_of
@@ -75,11 +76,14 @@ def read_cohort_facts(folder: str | Path) -> CohortFacts:
         texts = [facts["atlas"], *facts["rois"]]
         if not all(isinstance(text, str) for text in texts):
             raise ValueError("atlas and rois are not texts")
-        description = {name: dict(facts[name]) for name in ("groups", "sites", "planted", "tables") if name in facts}
+        description = {name: dict(facts[name]) for name in ("groups", "sites", "planted", "tables", "slopes") if name in facts}
         for group in (group for name in ("groups", "sites") for group in description.get(name, {}).values()):
             _check_group(group)
         if not all(isinstance(each[name], kind) for each in description.get("tables", {}).values() for name, kind in TABLE):
             raise ValueError("a table has entries of other types")
+        rows = [row for by_site in description.get("slopes", {}).values() for row in by_site.values()]
+        if not all(len(row) == 3 and all(isinstance(end, int | float) for end in row) for row in rows):
+            raise ValueError("a slope is not a number with its interval")
         findings, scans = tuple(map(read_finding, facts["findings"])), facts.get("scans", SERIES)  # not in 0.1.0
         if scans not in (SERIES, *KINDS):
             raise ValueError("an unknown kind of scans")
@@ -103,13 +107,18 @@ def cohort_line(folder: str | Path, command: str) -> str:
 
 
 def describe(cohort: Cohort) -> dict[str, Any]:
-    """Groups of a cohort (all, patients, controls), its sites and the planted effects of a synthetic one, for cohort.json."""
+    """Groups of a cohort (all, patients, controls), its sites, what its inputs say of the label at each, its tables and the
+    planted effects of a synthetic one, for cohort.json.
+    """
     everybody = np.ones(len(cohort), dtype=bool)
     groups = {"all": everybody, "patients": cohort.labels == 1, "controls": cohort.labels == 0}
     description: dict[str, Any] = {
         "groups": {name: _group(cohort, chosen) for name, chosen in groups.items() if chosen.any()},
         "sites": {site: _group(cohort, cohort.sites == site) for site in cohort.site_names},
     }
+    slopes = {column: {one.site: list(one[1:]) for one in slopes_by_site(cohort, column)} for column in cohort.inputs}
+    if any(slopes.values()):
+        description["slopes"] = {column: by_site for column, by_site in slopes.items() if by_site}
     if cohort.tables:
         description["tables"] = {name: _table(table) for name, table in cohort.tables.items()}
     if cohort.truth is not None:
