@@ -42,7 +42,8 @@ def tables_of(folder):
 )
 def test_only_tables_with_scores_are_written_and_named(name, parts, command, cohort):
     changes = METHODS[name].variants["small"] | {"epochs": 1, "warmup": 1, "length": 24} if name == "m2lgdg" else {}
-    make(name, **changes).fit(cohort, seed=0).save("model")
+    older = cohort._changed(phenotypes=cohort.phenotypes.assign(age=cohort.phenotypes["age"] + 20.0 * cohort.labels))
+    make(name, **changes).fit(older, seed=0).save("model")  # a phenotype that says nothing is not used
     code, text, _ = command("explain", "model", "new.cohort", "--out", "why", "--steps", 2)
     assert code == 0
     parts = parts or ["gate", "map", "phenotypes", "roi"]

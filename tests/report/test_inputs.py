@@ -74,7 +74,7 @@ def test_page_and_tables_have_the_comparison(contents, folder, figures_painted_o
     assert added.values("Added")[:2] == ["structure (thickness)"] * 2
     assert "What structure (thickness) adds to scan" in made["answer"].answer.structure
     (parts,) = made["inputs"].folded
-    assert parts.values("fits") == [4, 4, 4] and min(parts.values("median")) > 0.5  # of those with another block
+    assert parts.values("fits")[:2] == [4, 4] and min(parts.values("median")) > 0.5  # of those with another block
     text = m2lgdg.table(folder)
     assert BY_INPUT in text and ADDED in text and "structure (thickness)" in text
     assert ADDED not in m2lgdg.table(folder, sites=["north"])

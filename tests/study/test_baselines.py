@@ -10,7 +10,7 @@ import pytest
 from m2lgdg import InputError, make, make_cohort
 from m2lgdg.metrics import auc, delong_interval
 from m2lgdg.study.audit import no_brain_scores
-from m2lgdg.study.baselines import NoBrainScore, site_only
+from m2lgdg.study.baselines import POOLED, NoBrainScore, site_only
 
 SIZES = {"north": 40, "south": 40, "west": 40, "east": 60}
 
@@ -48,7 +48,7 @@ def test_phenotype_only_is_the_method_of_that_name(plain, printed):
     age = 30 + 2 * plain.labels + 3 * noise(plain)
     found = printed(plain, age=age)["phenotype-only"]
     cohort = dataclasses.replace(plain, phenotypes=plain.phenotypes.assign(age=age))
-    proba = make("phenotype-logistic").fit(cohort.select(~east)).predict_proba(cohort.select(east))[:, 1]
+    proba = make("phenotype-logistic", **POOLED).fit(cohort.select(~east)).predict_proba(cohort.select(east))[:, 1]
     labels = plain.labels[east]
     assert found.auc == pytest.approx(auc(labels, proba), abs=1e-12)
     assert (found.low, found.high) == pytest.approx(delong_interval(labels, proba), abs=1e-12)

@@ -89,6 +89,8 @@ class Settings:
             raise InputError("field tables: federated training uses scans and phenotypes only; leave this field out.")
         if not self.method.scan and not self.inputs:
             raise InputError("field scan: without the scan, federated training needs phenotypes; name them with --inputs.")
+        if not self.method.held_phenotypes:
+            raise InputError("field held_phenotypes: federated training learns phenotypes within sites; leave this field out.")
         if len(self.method.penalties) > 1:
             raise InputError("a federated fit has one penalty; it cannot choose among several by AUC.")
 

@@ -41,7 +41,7 @@ DO_NOT_HOLD = "What phenotypes say of the label does not hold at left-out source
 # Strong, so that each phenotype has the weight of its own slope: inputs are correlated, and often one of them is missing.
 PHENOTYPE_PENALTY = 100.0
 # Fields that say which blocks there are, not how one is fitted
-OUTSIDE_BLOCKS = ("atlases", "phenotypes", "phenotype_weight", "tables", "scan")
+OUTSIDE_BLOCKS = ("atlases", "phenotypes", "phenotype_weight", "held_phenotypes", "tables", "scan")
 
 
 class Block(NamedTuple):
@@ -67,6 +67,7 @@ class Linear(TakesTables, UsesAmplitude, Method):
     penalties: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # times the mean squared feature norm
     phenotypes: bool = False
     phenotype_weight: float = 0.3
+    held_phenotypes: bool = True  # within source sites, as far as they hold at left-out ones; otherwise over all of source
     tables: str | tuple[str, ...] = NONE  # of brain structure: "all", "none", or their names
 
     bounds = {"site_folds": (2, math.inf), "penalties": (1e-12, math.inf)}
@@ -88,7 +89,8 @@ class Linear(TakesTables, UsesAmplitude, Method):
         folds = source_folds(source, self.site_folds, self._subject_weights(source))
         if "phenotypes" in self._weights() or tables:
             self.state_ |= PhenotypeScaler.fit(source, self.facts_["inputs"]).state("phenotypes.scaler")
-        of_phenotypes, part = self._fit_phenotypes(source) if "phenotypes" in self._weights() else (None, 0.0)
+        held = self.held_phenotypes and "phenotypes" in self._weights()
+        of_phenotypes, part = self._fit_phenotypes(source) if held else (None, 1.0)
         inputs = self.facts_["inputs"] if self.phenotypes and part else []
         confound_columns = [i for i, name in enumerate(inputs) if name in self.confounds]
         total, confound_weights = np.zeros(len(source)), np.zeros(len(confound_columns))
@@ -292,14 +294,14 @@ class Linear(TakesTables, UsesAmplitude, Method):
 
     def penalties_of(self, name: str) -> tuple[float, ...]:
         """Penalties of a block: the field `penalties`, but one for phenotypes beside scans."""
-        return (PHENOTYPE_PENALTY,) if name == "phenotypes" and self.phenotypes else self.penalties
+        return (PHENOTYPE_PENALTY,) if name == "phenotypes" and self.phenotypes and self.held_phenotypes else self.penalties
 
     def _solve(self, name: str, standardised: Standardised, source: Cohort, folds: list[Any]) -> Block:
         """For all penalties, of which the one with the best mean AUC over held-out source sites is taken."""
         rows, centre, scale, _ = standardised
         penalties = self.penalties_of(name)
         factors = np.array(penalties) * rows.mean_square
-        weights = balance(source) if name == "phenotypes" else self._subject_weights(source)
+        weights = balance(source) if name == "phenotypes" and self.held_phenotypes else self._subject_weights(source)
         problem = Problem(rows, source.labels, weights, folds, factors)
         solutions = adaptive_ridge(problem) if name in self.adaptive else LEARNERS[self.learner](problem)
         best = int(np.argmax([mean_site_auc(decision, source) for decision in solutions.held_out]))

@@ -19,6 +19,7 @@ import pandas as pd
 from m2lgdg.cohort import Cohort
 from m2lgdg.data.atlases.table_columns import head_column
 from m2lgdg.data.readers.tables import MOTION
+from m2lgdg.methods.linear import Linear
 from m2lgdg.metrics import auc, delong_interval
 from m2lgdg.model.model import make
 from m2lgdg.splits import Fold, leave_one_site_out
@@ -28,6 +29,8 @@ from m2lgdg.study.description import with_table
 from m2lgdg.study.runner import checked, study_cohort
 
 LEARNER = "phenotype-logistic"
+# A leak counts wherever it comes from: sites, classes, or columns that tell the label only together.
+POOLED: dict[str, Any] = {"held_phenotypes": False, "penalties": Linear.penalties}
 SHUFFLES = 200
 
 
@@ -80,7 +83,7 @@ def _fitted(name: str, table: pd.DataFrame, fold: Fold, fields: dict[str, Any]) 
     if target.phenotypes[list(columns)].isna().all(axis=None):
         return NoBrainScore(name, f"not reported: {fold.site} has no values of {', '.join(columns)}", columns)
     try:
-        fitted = make(LEARNER, **fields).fit(source.with_inputs(columns, allow_proxies=True))
+        fitted = make(LEARNER, **POOLED | fields).fit(source.with_inputs(columns, allow_proxies=True))
         proba = fitted.predict_proba(target)[:, 1]
     except InputError as error:  # the audit itself must still be shown
         return NoBrainScore(name, f"not reported: {error}", columns)
