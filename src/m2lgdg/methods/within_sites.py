@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -55,15 +57,15 @@ def mean_site_auc(decision: Floats, source: Cohort) -> float:
 
 
 def held_parts(
-    features: Floats, source: Cohort, weights: Floats, folds: list[tuple[Indices, Indices]]
-) -> npt.NDArray[np.float64]:
+    features: npt.NDArray[np.floating[Any]], source: Cohort, weights: Floats, folds: list[tuple[Indices, Indices]]
+) -> Floats:
     """(feature,) part of its weight that each feature is given: 0 if what it says of the label does not hold at other sites.
 
     Features are centred by site. At each source site, the difference between patients and controls is multiplied by the slope
     of the label on the feature in folds without the site, so that it is positive where the direction holds.
     """
     signed = weights * np.where(source.labels == 1, 1.0, -1.0)
-    held = features * (signed @ features / weights.sum())  # of sites in no fold
+    held = np.asarray(features * (signed @ features / weights.sum()), dtype=np.float64)  # of sites in no fold
     for train, test in folds:
         held[test] = features[test] * (signed[train] @ features[train] / weights[train].sum())
     differences, sizes = [], []
