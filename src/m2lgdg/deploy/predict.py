@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from m2lgdg.cohort import Cohort
@@ -58,8 +59,8 @@ def predict(fitted: Model, cohort: Cohort, coverage: float | None = None, *, abs
         table[f"{kind}_ood"] = score.round(3)
     table["flags"] = ["; ".join(raised) for raised in flags]
     flagged = Counter(flag.split(":")[0] for raised in flags for flag in raised)
-    explainable = is_network(fitted) or (isinstance(fitted.method, Linear) and len(cohort) >= 3)
-    return Predictions(table, [*lines, *_compared(fitted, cohort)], flagged, explainable)
+    explainable = is_network(fitted) or (isinstance(fitted.method, Linear) and len(cohort) >= 3 and np.ptp(proba) > 0)
+    return Predictions(table, [*lines, *_compared(fitted, cohort)], flagged, bool(explainable))
 
 
 def calibration_for(fitted: Model, coverage: float) -> NewSiteCalibration:
