@@ -67,7 +67,7 @@ class Linear(TakesTables, UsesAmplitude, Method):
     penalties: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # times the mean squared feature norm
     phenotypes: bool = False
     phenotype_weight: float = 0.3
-    held_phenotypes: bool = True  # within source sites, as far as they hold at left-out ones; otherwise over all of source
+    held_phenotypes: bool = True  # within source sites, as far as they hold at left-out ones; otherwise fitted as scans are
     tables: str | tuple[str, ...] = NONE  # of brain structure: "all", "none", or their names
 
     bounds = {"site_folds": (2, math.inf), "penalties": (1e-12, math.inf)}
