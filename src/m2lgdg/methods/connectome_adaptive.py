@@ -25,7 +25,7 @@ class ConnectomeAdaptive(Linear):
     `amplitude`: log sd of each ROI's raw series minus the subject's mean over ROIs.
     Features are centred and scaled as in `fc-adaptive`; target subjects are centred by the mean of source. The penalty is fixed
     at 3 times the mean squared feature norm.
-    Variant `phenotypes` adds a phenotype block (weight 0.3) and regresses age and sex out of the three blocks within sites.
+    Variant `phenotypes` adds a phenotype block and regresses age and sex out of the three blocks within sites.
     On connectomes, plain FC (`fc`) takes the place of `steady`, and the other two blocks, which need series, are left out.
     Tables of brain structure are blocks of their own (`methods/tables.py`), with weights learned on held-out source sites.
     """

@@ -41,7 +41,7 @@ DO_NOT_HOLD = "What phenotypes say of the label does not hold at left-out source
 # Strong, so that each phenotype has the weight of its own slope: inputs are correlated, and often one of them is missing.
 PHENOTYPE_PENALTY = 100.0
 # Fields that say which blocks there are, not how one is fitted
-OUTSIDE_BLOCKS = ("atlases", "phenotypes", "phenotype_weight", "held_phenotypes", "tables", "scan")
+OUTSIDE_BLOCKS = ("atlases", "phenotypes", "held_phenotypes", "tables", "scan")
 
 
 class Block(NamedTuple):
@@ -59,20 +59,20 @@ class Linear(TakesTables, UsesAmplitude, Method):
 
     Each block is standardised with source statistics; its penalty is the one with the best mean AUC over held-out source sites,
     and its decision is divided by the sd of the held-out ones before it is weighted. The sum is Platt-scaled on the held-out
-    decisions. Variant `phenotypes` adds a block of phenotypes, learned within source sites, of weight `phenotype_weight`. Each
-    counts as far as it holds at left-out source sites (`held_parts`); if none does, the method decides as without them.
+    decisions. Variant `phenotypes` adds a block of phenotypes, learned within source sites. Each counts as far as it holds at
+    left-out source sites (`held_parts`), all by the discriminant of decisions there; if none does, as if there were none.
     """
 
     site_folds: int = 5
     penalties: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # times the mean squared feature norm
     phenotypes: bool = False
-    phenotype_weight: float = 0.3
     held_phenotypes: bool = True  # within source sites, as far as they hold at left-out ones; otherwise fitted as scans are
     tables: str | tuple[str, ...] = NONE  # of brain structure: "all", "none", or their names
 
     bounds = {"site_folds": (2, math.inf), "penalties": (1e-12, math.inf)}
     takes = ANY_SCAN
     stochastic = False
+    former_fields = ("phenotype_weight",)
     variants = {"phenotypes": {"phenotypes": True}}
     blocks: ClassVar[Mapping[str, float]] = {}  # name -> weight in the decision
     learner = "logistic"
@@ -90,8 +90,8 @@ class Linear(TakesTables, UsesAmplitude, Method):
         if "phenotypes" in self._weights() or tables:
             self.state_ |= PhenotypeScaler.fit(source, self.facts_["inputs"]).state("phenotypes.scaler")
         held = self.held_phenotypes and "phenotypes" in self._weights()
-        of_phenotypes, part = self._fit_phenotypes(source) if held else (None, 1.0)
-        inputs = self.facts_["inputs"] if self.phenotypes and part else []
+        of_phenotypes = self._fit_phenotypes(source) if held else None
+        inputs = self.facts_["inputs"] if self.phenotypes and (not of_phenotypes or of_phenotypes.weights.any()) else []
         confound_columns = [i for i, name in enumerate(inputs) if name in self.confounds]
         total, confound_weights = np.zeros(len(source)), np.zeros(len(confound_columns))
         for name, weight in self._weights().items():
@@ -105,10 +105,13 @@ class Linear(TakesTables, UsesAmplitude, Method):
                 self._features("phenotypes", source)[:, confound_columns] if confound_columns and name != "phenotypes" else None
             )
             if name == "phenotypes" and of_phenotypes is not None:
-                block, slopes, weight = of_phenotypes, None, weight * part
+                block, slopes = of_phenotypes, None
             else:
                 block, slopes = self._fit_block(name, features, confounds, source, folds)
             weight /= block.held_out.std() or 1.0
+            if name == "phenotypes" and total.any():
+                weight = float(table_weights(total, [block.held_out], source)[0])
+                self.facts_.setdefault("phenotypes", {})["relative"] = weight * float(block.held_out.std() / total.std())
             total += weight * block.held_out
             self.state_[f"{name}.weights"] = weight * block.weights
             self.state_[f"{name}.intercept"] = np.array(weight * block.intercept)
@@ -120,11 +123,8 @@ class Linear(TakesTables, UsesAmplitude, Method):
         self.base_ = total  # held-out decisions without tables, not saved with the model
         self._calibrate(total + self._fit_tables(tables, total, source) if tables else total, source)
 
-    def _fit_phenotypes(self, source: Cohort) -> tuple[Block, float]:
-        """The block of phenotypes, learned within sites, and the part of its weight that is used: that of the best input.
-
-        Each input counts as far as what it says of the label holds at left-out source sites.
-        """
+    def _fit_phenotypes(self, source: Cohort) -> Block:
+        """The block of phenotypes, learned within sites; each counts as far as it holds at left-out source sites."""
         features, weights = self._features("phenotypes", source), balance(source)
         folds = source_folds(source, self.site_folds, weights)
         rows, centre, scale, _ = standardised_block(features, source, weights, within_sites=True)
@@ -132,11 +132,11 @@ class Linear(TakesTables, UsesAmplitude, Method):
         self.facts_["phenotypes"] = {"parts": dict(zip(self.facts_["inputs"], parts.tolist(), strict=True))}
         if not parts.any():
             self.facts_.setdefault("notes", []).append(DO_NOT_HOLD)
-            return Block(np.zeros(len(parts)), 0.0, np.zeros(len(source)), self.penalties_of("phenotypes")[0]), 0.0
+            return Block(np.zeros(len(parts)), 0.0, np.zeros(len(source)), self.penalties_of("phenotypes")[0])
         root = np.sqrt(parts)  # under a strong penalty, weights are proportional to the square of a scale
         scaled = Rows(rows.trained * root, rows.shift * root, rows.site)
         unscaled = np.divide(scale, root, out=np.full(len(root), np.inf), where=root > 0)
-        return self._solve("phenotypes", Standardised(scaled, centre, unscaled), source, folds), float(parts.max())
+        return self._solve("phenotypes", Standardised(scaled, centre, unscaled), source, folds)
 
     def _calibrate(self, held_out: Floats, source: Cohort) -> None:
         """Platt scaling on the decisions of source subjects by blocks fitted without their site."""
@@ -238,7 +238,7 @@ class Linear(TakesTables, UsesAmplitude, Method):
 
     def weights_of(self, scans: str) -> dict[str, float]:
         """Weight of each block of a fit on series, or on connectomes of a kind."""
-        return blocks_of(self.blocks, scans) | ({"phenotypes": self.phenotype_weight} if self.phenotypes else {})
+        return blocks_of(self.blocks, scans) | ({"phenotypes": 1.0} if self.phenotypes else {})
 
     def _features(self, block: str, cohort: Cohort) -> Features:
         """(subject, feature) of one block; each row depends on that subject and on statistics of source only."""

@@ -258,15 +258,11 @@ def table_weights(base: Floats, tables: Sequence[Floats], source: Cohort) -> Flo
     A table that adds nothing gets 0. Subjects without it (NaN) count as the class-balanced mean of their site, so that who has
     a table adds nothing either.
     """
-    from scipy.optimize import nnls
-
     decisions = np.stack([base, *tables], axis=1)  # (subject, 1 + table)
     for site in source.site_names if np.isnan(decisions).any() else ():
         here = source.sites == site
         classes = pd.DataFrame(decisions[here]).groupby(source.labels[here]).mean()  # (label, 1 + table)
         decisions[here] = np.where(np.isnan(decisions[here]), classes.mean().fillna(0.0).to_numpy(), decisions[here])
-    scale = np.where(decisions.std(axis=0) > 0, decisions.std(axis=0), 1.0)
-    decisions = decisions / scale
     difference, scatter = np.zeros(decisions.shape[1]), np.zeros((decisions.shape[1],) * 2)
     total = 0.0
     for site in source.site_names:
@@ -278,13 +274,21 @@ def table_weights(base: Floats, tables: Sequence[Floats], source: Cohort) -> Flo
         total += weight
         for group in (patients, controls):
             scatter += (group - group.mean(axis=0)).T @ (group - group.mean(axis=0))
-    if not total:
-        return np.zeros(len(tables))
-    scatter = scatter / len(decisions) + 1e-9 * np.eye(len(scatter))
-    root = np.linalg.cholesky(scatter)
-    found = nnls(root.T, np.linalg.solve(root, difference / total))[0]  # for decisions of sd 1
-    if not base.any():  # the method has no other block
+    return discriminant_weights(difference / total, scatter / len(decisions)) if total else np.zeros(len(tables))
+
+
+def discriminant_weights(difference: Floats, scatter: Floats) -> Floats:
+    """(1 + added,) difference of decisions between classes and their scatter within sites and classes -> (added,) weights.
+
+    The first decision is the base, of weight 1. A base of 0 is of no weight; then one added decision at least has some.
+    """
+    from scipy.optimize import nnls
+
+    sd = np.sqrt(np.diag(scatter))
+    scale = np.where(sd > 0, sd, 1.0)
+    root = np.linalg.cholesky(scatter / np.outer(scale, scale) + 1e-9 * np.eye(len(scatter)))
+    found = nnls(root.T, np.linalg.solve(root, difference / scale))[0]  # for decisions of sd 1
+    if not sd[0]:  # the method has no other block
         return np.asarray((found[1:] if found[1:].any() else 1.0) / scale[1:])
-    sd = np.sqrt(np.diag(scatter))  # within sites and classes
-    least = max(found[0], float((found * sd)[1:].max() / sd[0] / MOST))  # beside a useless base, a table would count infinitely
-    return np.asarray(found[1:] / scale[1:] * scale[0] / least) if least > 0 else np.zeros(len(tables))
+    least = max(found[0], float(found[1:].max() / MOST))  # beside a useless base, an added decision would count infinitely
+    return np.asarray(found[1:] / scale[1:] * scale[0] / least) if least > 0 else np.zeros(len(found) - 1)

@@ -31,7 +31,7 @@ class Aligned(Linear):
     blocks = {"fc": 1.0}
     learner = "ridge"
     variants = {}
-    unused = ("atlases", "phenotypes", "phenotype_weight", "held_phenotypes")
+    unused = ("atlases", "phenotypes", "held_phenotypes")
     sees_batch = True
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
