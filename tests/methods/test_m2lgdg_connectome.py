@@ -115,25 +115,6 @@ def test_confounds_are_regressed_out_within_sites(fold):
     np.testing.assert_allclose(upper_triangle(network.rows(batch).numpy()), expected, atol=1e-5)
 
 
-def test_phenotypes_count_as_far_as_they_hold_if_asked(fold, tmp_path):
-    """Education differs between the classes of every source site, age in none."""
-    source = fold.source
-    rng = np.random.default_rng(0)
-    held = source.phenotypes.assign(education=12.0 + 3 * source.labels + rng.normal(size=len(source)))
-    fitted = make(NAME, **SMALL, held_phenotypes=True).fit(source._changed(phenotypes=held), seed=0)
-    parts = fitted.facts_["phenotypes"]["parts"]
-    assert parts["education"] > 0.5 and parts["age"] == 0
-    fitted.save(tmp_path / "model")
-    target, scores = fold.target, {}
-    for column in (None, "age", "education"):
-        moved = target.phenotypes if column is None else target.phenotypes.assign(**{column: target.phenotypes[column] + 10})
-        scores[column] = fitted.predict_proba(target._changed(phenotypes=moved))
-        again = METHODS[NAME].load(tmp_path / "model").predict_proba(target._changed(phenotypes=moved))
-        np.testing.assert_array_equal(again, scores[column])
-    np.testing.assert_array_equal(scores["age"], scores[None])
-    assert np.abs(scores["education"] - scores[None]).max() > 1e-4
-
-
 def test_rows_are_symmetric_and_dropout_leaves_out_edges(fold, fitted):
     network = fitted.network().networks[0]
     batch = scaled(fitted, fold.target)

@@ -1,11 +1,14 @@
 """What holds at left-out source sites: parts of weights against a slow count by site, and methods with phenotypes."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
 from m2lgdg import Cohort, leave_one_site_out, make
+from m2lgdg.methods import linear
 from m2lgdg.methods.linear import DO_NOT_HOLD
+from m2lgdg.methods.tables import table_weights
 from m2lgdg.methods.within_sites import CHANCE, balance, held_parts, source_folds
 
 
@@ -89,11 +92,38 @@ def test_one_source_site_cannot_show_that_anything_holds():
     assert len(set(fitted.predict_proba(cohort)[:, 1].tolist())) == 1
 
 
-def test_confounds_are_taken_out_of_edges_in_full_beside_phenotypes_of_little_weight():
+def test_confounds_are_taken_out_of_edges_in_full_beside_phenotypes_of_little_weight(monkeypatch):
     """The decision is that of blocks on edges without age, whatever the weight of phenotypes."""
     cohort = cohort_of([1, 1, 1, 0.3, 0.3, 1, 0.3, 1], n=20)
-    fitted = [make("connectome-adaptive", phenotypes=True, phenotype_weight=weight).fit(cohort) for weight in (0.3, 0.0)]
+    fitted = []
+    for weight in (0.3, 0.0):
+        monkeypatch.setattr(linear, "table_weights", lambda *given, weight=weight: np.array([weight]))
+        fitted.append(make("connectome-adaptive", phenotypes=True).fit(cohort))
     edges = [one.state_["steady.weights"] for one in fitted]
     np.testing.assert_array_equal(*edges)
     own = fitted[0].state_["phenotypes.weights"] - fitted[1].state_["phenotypes.weights"]  # without what is folded in
     assert own[0] > 0 and fitted[1].state_["phenotypes.weights"][1] == 0 and fitted[1].state_["phenotypes.weights"][0] != 0
+
+
+@pytest.mark.parametrize("name", ["fc-svm", "connectome-adaptive"])
+def test_phenotypes_count_as_much_as_they_tell_at_left_out_sites(name):
+    """Series are noise, so that age decides; where the scan tells more than age, age counts less than the scan."""
+    cohort = cohort_of([1] * 8, n=20)
+    alone = make(name, phenotypes=True).fit(cohort)
+    assert alone.facts_["phenotypes"]["relative"] > 2
+    rng = np.random.default_rng(5)
+    shared = rng.normal(size=(len(cohort), 30, 1)).astype(np.float32)
+    told = [one + 4 * label * both for one, label, both in zip(cohort.series, cohort.labels, shared, strict=True)]
+    assert make(name, phenotypes=True).fit(cohort._changed(series=tuple(told))).facts_["phenotypes"]["relative"] < 1
+
+
+def test_the_weight_is_that_of_a_linear_discriminant_within_sites():
+    rng = np.random.default_rng(3)
+    cohort = cohort_of([1] * 6, n=40)
+    values = pd.DataFrame(rng.normal(size=(len(cohort), 2)) + 0.7 * cohort.labels[:, None] * [1.0, 0.5])
+    groups = values.groupby([cohort.sites, cohort.labels])
+    scatter = (values - groups.transform("mean")).cov()
+    difference = groups.mean().groupby(level=1).mean().diff().iloc[-1]  # sites are of one size
+    expected = np.linalg.solve(scatter, difference)
+    (found,) = table_weights(values[0].to_numpy(), [3 * values[1].to_numpy()], cohort)
+    assert found == pytest.approx(expected[1] / expected[0] / 3, rel=1e-6)

@@ -76,7 +76,7 @@ def test_the_mean_is_calibrated_on_held_out_sites(fold, fitted):
         for atlas in ("first-one", "mixed")
     }
     mean = np.mean([part.held_out_logits() for part in parts.values()], axis=0)
-    np.testing.assert_allclose(fitted.state_["calibration"], platt(mean, fold.source.labels), rtol=1e-9)
+    np.testing.assert_allclose(fitted.state_["calibration"], platt(mean, fold.source.labels, fold.source.sites), rtol=1e-9)
 
 
 def test_which_atlases(fold):

@@ -204,7 +204,7 @@ def test_calibrated_classifier(cohort):
 def test_parameters_are_fields():
     estimator = m2lgdg.as_estimator("fc-svm", site_folds=3, penalties=[1, 2])
     assert estimator.get_params() == {
-        "site_folds": 3, "penalties": (1, 2), "phenotypes": False, "tables": "none", "random_state": 0,
+        "site_folds": 3, "penalties": (1, 2), "phenotypes": False, "held_phenotypes": True, "tables": "none", "random_state": 0,
         "device": "cpu",
     }  # fmt: skip
     copy = clone(estimator).set_params(site_folds=4)

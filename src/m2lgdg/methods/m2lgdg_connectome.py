@@ -30,11 +30,9 @@ from m2lgdg.methods.linear_head import LinearHead, WithLinearHead
 from m2lgdg.methods.m2lgdg import M2LGDG, gelu
 from m2lgdg.methods.m2lgdg_structure import WithTables
 from m2lgdg.methods.solvers import association
-from m2lgdg.methods.within_sites import balance, held_parts, source_folds
+from m2lgdg.methods.within_sites import balance
 from m2lgdg.preprocess import PhenotypeScaler
 from m2lgdg.scans import SERIES
-
-PARTS, SITE_FOLDS = "phenotype_parts", 5
 
 # ---------------------------------------------------------------- dual-stream encoder of connectomes
 
@@ -110,8 +108,6 @@ class Network(m2lgdg_structure.Network):
 
     def __init__(self, shape: Shape, config: M2LGDGConnectome) -> None:
         super().__init__(shape, config)
-        if PARTS in shape.fitted:  # (input,)
-            self.register_buffer(PARTS, torch.from_numpy(np.array(shape.fitted[PARTS])), persistent=False)
         if not config.imaging:
             return
         for name in ("mean", "scale", "slopes"):  # (edge,), (edge,) and (input, edge); a model stores them once, as fitted
@@ -130,12 +126,6 @@ class Network(m2lgdg_structure.Network):
             return ()
         rows = self.rows(batch)
         return self.global_encoder(rows), self.local_encoder(rows)
-
-    def decide(self, encoded: tuple[Tensor, ...], batch: Batch) -> dict[str, Tensor]:
-        """As the paper's, with phenotypes as far as they hold at left-out source sites, if the method asks for it."""
-        if self.config.held_phenotypes and batch.phenotypes.shape[1]:
-            batch = replace(batch, phenotypes=batch.phenotypes * self.get_buffer(PARTS))
-        return super().decide(encoded, batch)
 
     def rows(self, batch: Batch) -> Tensor:
         """(subject, roi, roi) FC less confounds and the mean of source, in the scale of each edge; 0 on the diagonal."""
@@ -210,7 +200,6 @@ class M2LGDGConnectome(WithTables, WithLinearHead, M2LGDG):
     scaling: Literal["association", "sd"] = "association"
     scaling_power: float = 3.0  # of the association; above 1, the network sees little of weakly associated edges
     confounds: tuple[str, ...] = ()  # phenotypes regressed out of edges, within sites
-    held_phenotypes: bool = False  # each counts as far as it holds at left-out source sites, as in linear methods
     edge_dropout: float = 0.5
     tables: str | tuple[str, ...] = "all"  # of brain structure: "all", "none", or their names
     table_dropout: float = 0.5  # of columns
@@ -285,8 +274,6 @@ class M2LGDGConnectome(WithTables, WithLinearHead, M2LGDG):
         assert self._source is not None
         self._offsets = self.table_offsets(self._source, next(iter(features.values())).device) if features else {}
         further = self.table_columns() | (self.linear_weights(train) if self.plus else {})
-        if self.held_phenotypes and self.facts_["inputs"]:
-            further[PARTS] = self.phenotype_parts(train).astype(np.float32)
         if not self.imaging:
             return further
         edges = features[self.view].cpu().numpy()  # (subject, edge)
@@ -309,14 +296,6 @@ class M2LGDGConnectome(WithTables, WithLinearHead, M2LGDG):
         single = {name: value.astype(np.float32) for name, value in fitted.items()}
         correlation = np.tanh(edges).mean(axis=0, dtype=np.float64)  # (edge,); the paper's graph is of mean correlations
         return {"adjacency": self.group_graph(correlation, len(train.rois)), **single, **further}
-
-    def phenotype_parts(self, train: Cohort) -> npt.NDArray[np.float64]:
-        """(input,) what linear methods multiply the weight of each phenotype by."""
-        inputs, weights = PhenotypeScaler.fit(train, self.facts_["inputs"]).transform(train), balance(train)
-        rows = standardised_block(inputs, train, weights, within_sites=True).rows
-        parts = held_parts(rows.trained, train, weights, source_folds(train, SITE_FOLDS, weights))
-        self.facts_["phenotypes"] = {"parts": dict(zip(self.facts_["inputs"], parts.tolist(), strict=True))}
-        return parts
 
     def edge_scale(self, strength: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """(edge,) scales: the field `scaling_power` of the association, with the same mean square for any power."""
