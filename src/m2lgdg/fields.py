@@ -23,6 +23,8 @@ def checked_fields(cls: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
     known = [field.name for field in dataclasses.fields(cls)]
     checked = {}
     for key, given in fields.items():
+        if key in cls.former_fields:
+            raise InputError(f"method {cls.name} no longer has the field {key}: {cls.former_fields[key]}; leave it out.")
         if key not in known:
             raise InputError(f"method {cls.name} has no field {' '.join(key.split())[:100]}{nearest(key, known)}")
         value: Any = tuple(given) if isinstance(given, list) else given

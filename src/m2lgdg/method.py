@@ -60,7 +60,7 @@ class Method:
     unused: ClassVar[tuple[str, ...]] = ()  # inherited fields that this method does not use
     sees_batch: ClassVar[bool] = False  # whether the adapted track calls `score_adapted` instead of shifting the intercept
     former_arrays: ClassVar[Mapping[str, str]] = {}  # name in models of 0.1.0 -> name of an array of `state_`
-    former_fields: ClassVar[tuple[str, ...]] = ()  # fields of models of 0.1.0 that are gone; the arrays hold their effect
+    former_fields: ClassVar[Mapping[str, str]] = {}  # field of models of 0.1.0 -> why it is gone
     remembers: ClassVar[tuple[str, ...]] = ()  # arrays of `state_` that hold data of single source subjects
 
     _folder = typing.cast(Path | None, None)  # model folder that the method was loaded from; a cast, as it is no field

@@ -621,3 +621,16 @@ def test_predict_says_that_the_code_has_changed(tmp_path, tiny, typed, monkeypat
     content["hashes"][ABOUT] = digest({key: value for key, value in content.items() if key != "hashes"})
     (tmp_path / "model" / ABOUT).write_text(json.dumps(content))
     assert said("model", "old.csv") == 0
+
+
+def test_fields_of_former_models_that_are_gone(tmp_path, tiny):
+    """A model of 0.1.0 names the weight of phenotypes; it predicts what it did, and no new model takes the field."""
+    fitted = make("fc-svm", phenotypes=True).fit(tiny)
+    fitted.save(tmp_path / "model")
+    content = about(tmp_path / "model")
+    content["fields"]["phenotype_weight"] = 0.3
+    content["hashes"][ABOUT] = digest({key: value for key, value in content.items() if key != "hashes"})
+    (tmp_path / "model" / ABOUT).write_text(json.dumps(content))
+    np.testing.assert_array_equal(Model.load(tmp_path / "model").predict_proba(tiny), fitted.predict_proba(tiny))
+    with pytest.raises(InputError, match="no longer has the field phenotype_weight: it is learned"):
+        make("fc-svm", phenotypes=True, phenotype_weight=0.3)

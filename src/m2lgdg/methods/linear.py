@@ -72,7 +72,7 @@ class Linear(TakesTables, UsesAmplitude, Method):
     bounds = {"site_folds": (2, math.inf), "penalties": (1e-12, math.inf)}
     takes = ANY_SCAN
     stochastic = False
-    former_fields = ("phenotype_weight",)
+    former_fields = {"phenotype_weight": "it is learned at left-out source sites"}
     variants = {"phenotypes": {"phenotypes": True}}
     blocks: ClassVar[Mapping[str, float]] = {}  # name -> weight in the decision
     learner = "logistic"

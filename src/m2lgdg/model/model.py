@@ -352,7 +352,7 @@ class Model:
             if about["method"] not in METHODS:
                 name = " ".join(about["method"][:100].split())
                 raise InputError(f"{folder / ABOUT}: method {name} is not known; pass the file that defines it with --plugin.")
-            former = METHODS[about["method"]].former_fields
+            former = METHODS[about["method"]].former_fields  # the arrays hold what they did
             method = create(about["method"], **{name: value for name, value in about["fields"].items() if name not in former})
         model, facts, state = cls(method), dict(about["facts"]), read_weights(folder)
         model.code_ = about.get("code", "")
