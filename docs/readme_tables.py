@@ -82,7 +82,7 @@ def two_sites() -> tuple[list[str], str]:
 
 
 def table() -> str:
-    """Seven results that matter, and a sentence on what two sites can decide."""
+    """Eight results that matter, and a sentence on what two sites can decide."""
     linear = "paper/linear"
     network = [(study, "m2lgdg-connectome", "") for study in ("paper/connectome", "all-sites/connectome")]
     default = [(study, "connectome-adaptive", "phenotypes") for study in (linear, "all-sites/linear")]
@@ -104,6 +104,11 @@ def table() -> str:
         row("[`connectome-adaptive`](docs/connectome-adaptive.md), the default", default),
         row("... with [brain structure](docs/structure.md)", structure),
         row("[both](docs/choosing.md#at-20-sites), variant `plus`", network, default),
+        [
+            "... with [brain structure, in two atlases](docs/structure.md#in-the-network)",
+            *("", ""),
+            over_sites(("abide-structure/plus", "m2lgdg-connectome", "")),
+        ],
         row("[`fc-logistic`](docs/methods.md), a linear peer", logistic),
         row("[phenotypes alone](docs/trust.md#baselines-without-imaging)", without_brain),
     ]

@@ -43,11 +43,19 @@ STUDIES = {  # cells
     "atlases/linear": 160,
     "atlases/phenotypes": 160,
     "atlases/connectome": 40,
+    "abide-structure/linear": 140,
+    "abide-structure/atlases": 60,
+    "abide-structure/paper": 140,
+    "abide-structure/matched": 140,
+    "abide-structure/head": 100,
+    "abide-structure/connectome": 120,
+    "abide-structure/ablation": 60,
+    "abide-structure/plus": 60,
     "sensitivity/m2lgdg": 198,
     "sensitivity/margin": 36,
     "sensitivity/connectome": 78,
 }
-RECENT = ("paper/m2dc", "paper/ufa-net", "paper/scan", "sensitivity/margin")
+RECENT = ("paper/m2dc", "paper/ufa-net", "paper/scan", "sensitivity/margin", "abide-structure/ablation", "abide-structure/plus")
 TARGETS = ("NYU", "USM")
 FOUR = [*TARGETS, "UM_1", "YALE"]  # sites that no choice was made on
 METRICS = ("AUC", "ACC", "SEN", "SPE", "F1")
@@ -538,6 +546,106 @@ def test_models_at_twenty_sites(predictions):
         assert as_chance(row[10]) == pytest.approx(p, abs=0.000501)
     equal = areas["... variant `plus`"].mean()
     assert numbers(text_of("connectome-settings").split("weights:")[1])[0] == close(equal)
+
+
+def test_models_with_brain_structure(predictions):
+    def trained(study, variant, method="m2lgdg-connectome"):
+        """(seed, subject) logits, subjects and labels by site."""
+        own = predictions[f"abide-structure/{study}"].query("method == @method and variant == @variant")
+        logits = np.log(own["proba"] / (1 - own["proba"]))
+        return own.assign(logit=logits).pivot(index=["target", "subject", "label"], columns="seed", values="logit")
+
+    def by_site(decisions):
+        parts = {site: part for site, part in decisions.groupby("target")}
+        return pd.Series(
+            {
+                site: np.mean(
+                    [100 * auc(part.index.get_level_values("label").to_numpy(), part[seed].to_numpy()) for seed in part]
+                )
+                for site, part in parts.items()
+            }
+        )
+
+    def joined(network, linear):
+        return network.add(linear[0], axis=0)
+
+    default = {name: trained(name, "phenotypes", "connectome-adaptive") for name in ("linear", "atlases")}
+    bare = trained("linear", "scan-phenotypes", "connectome-adaptive")
+    own, without, plus = (trained(*key) for key in (("connectome", ""), ("connectome", "no-structure"), ("plus", "")))
+    expected = {
+        "structure": trained("ablation", "structure"),
+        "scan and structure": trained("ablation", "no-phenotypes"),
+        "scan and phenotypes": without,
+        "all three": own,
+        "scan and phenotypes, variant `plus`": joined(without, bare),
+        "all three, variant `plus`": joined(own, default["linear"]),
+        "all three, variant `plus`, two atlases": plus,
+    }
+    areas = {title: by_site(each) for title, each in expected.items()}
+    rows = rows_of("structure-network")
+    assert [row[0] for row in rows] == list(expected)
+    pairs = {title: areas[title.replace("all three", "scan and phenotypes")] for title in (rows[3][0], rows[5][0])}
+    adjusted = dict(zip(pairs, holm([paired_p(areas[title], other) for title, other in pairs.items()]), strict=True))
+    for title, seeds, *cells in rows:
+        values = areas[title]
+        assert int(seeds) == expected[title].shape[1]
+        assert numbers(*cells[:7]) == close([values.mean(), values.drop(FOUR).mean(), values[FOUR].mean(), *values[FOUR]])
+        if title not in pairs:
+            assert cells[7:] == ["", "", ""]
+            continue
+        middle, low, high = numbers(cells[7])
+        assert middle == close((values - pairs[title]).mean()) and low < middle < high
+        assert numbers(cells[8]) == [(values > pairs[title] + 1e-9).sum(), 20]
+        assert as_chance(cells[9]) == pytest.approx(adjusted[title], abs=0.000501)
+    text, best = text_of("structure-network"), areas[rows[6][0]]
+    others = [by_site(default[name]) for name in ("linear", "atlases")]
+    found = re.findall(r"atla\w+ (-?[\d.]+) \(.*?\), (\d+) of 20 sites above, p (0\.\d+)", text)
+    for (middle, above, p), other, corrected in zip(found, others, holm([paired_p(best, one) for one in others]), strict=True):
+        assert float(middle) == close((best - other).mean()) and int(above) == (best > other + 1e-9).sum()
+        assert float(p) == pytest.approx(corrected, abs=0.000501)
+    mean = by_site(plus.mean(axis=1).to_frame(0))
+    each = [by_site(plus[[seed]]).mean() for seed in plus]
+    said = numbers(re.search(r"at 20 sites: (.*?)\. The mean", text)[1], *re.findall(r"([\d.]+) at (?:20|the)", text))
+    assert said == close([*each, mean.mean(), mean.drop(FOUR).mean(), mean[FOUR].mean()])
+
+
+def test_what_structure_adds_to_the_default(predictions):
+    methods = {"phenotypes": ("phenotype-logistic", ""), "structure": (BEST[0], "structure"), "scan": (BEST[0], "no-structure")}
+    methods |= {"structure and phenotypes": (BEST[0], "structure-phenotypes"), "scan and structure": (BEST[0], "")}
+    methods |= {"scan and phenotypes": (BEST[0], "scan-phenotypes"), "all three": BEST}
+    methods["head size"] = methods["structure"]
+    bare = {"structure and phenotypes": "phenotypes", "scan and structure": "scan", "all three": "scan and phenotypes"}
+
+    def by_site(study, row):
+        own = predictions[f"abide-structure/{study}"].set_index(["method", "variant"]).loc[methods[row]]
+        return pd.Series({site: 100 * auc(*part[["label", "proba"]].to_numpy().T) for site, part in own.groupby("target")})
+
+    rows = rows_of("structure-inputs")
+    assert len(rows) == 9
+    studies = [("linear" if "atlases" not in row[0] else "atlases", row[0].removesuffix(", two atlases")) for row in rows]
+    tested = [key for key in studies if key[1] in bare]
+    corrected = holm([paired_p(by_site(*key), by_site(key[0], bare[key[1]])) for key in tested])
+    for key, (_, *cells) in zip(studies, rows, strict=True):
+        values = by_site(*key)
+        assert numbers(*cells[:7]) == close([values.mean(), values.drop(FOUR).mean(), values[FOUR].mean(), *values[FOUR]])
+        if key not in tested:
+            assert cells[7:] == ["", "", ""]
+            continue
+        other = by_site(key[0], bare[key[1]])
+        middle, low, high = numbers(cells[7])
+        assert middle == close((values - other).mean()) and low < middle < high
+        assert numbers(cells[8]) == [(values > other + 1e-9).sum(), 20]
+        assert as_chance(cells[9]) == pytest.approx(corrected[tested.index(key)], abs=0.000501)
+    for row, *cells in rows_of("structure-cohorts"):
+        for study, shown in zip(("linear", "paper", "matched"), np.reshape(cells, (3, 2)), strict=True):
+            values = by_site(study, row)
+            assert float(shown[0]) == close(values.mean())
+            assert (
+                not shown[1] if row not in bare else numbers(shown[1])[0] == close((values - by_site(study, bare[row])).mean())
+            )
+    for row, *cells in rows_of("structure-head-size"):
+        values = by_site("head", row)
+        assert numbers(*cells) == close([values.mean(), values[FOUR].mean()])
 
 
 def test_searches(predictions):

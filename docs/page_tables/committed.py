@@ -236,6 +236,14 @@ def by_site(*models: Model) -> pd.Series:
     return by_seed(*models).mean()
 
 
+def averaged_trainings(model: Model) -> pd.Series:
+    """AUC in percent at each target of the mean logit of all trainings."""
+    tables = trainings(model)
+    mean = np.mean([logit(table["proba"].to_numpy()) for table in tables], axis=0)
+    groups = tables[0].assign(proba=mean).groupby("target")[["label", "proba"]]
+    return groups.apply(lambda part: 100 * auc(*part.to_numpy().T))
+
+
 def paired_trainings(first: tuple[Model, ...], second: tuple[Model, ...]) -> dict:
     """Mean AUC of a training of the first minus that of the second, over sites, as `compared`."""
     one, two = wins(*first), wins(*second)

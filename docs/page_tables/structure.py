@@ -2,8 +2,8 @@
 
 from m2lgdg.study.stats import holm
 from page_tables.atlases import UNSEEN
-from page_tables.committed import Model, by_site, paired_trainings
-from page_tables.writing import block, chance, interval, number, table
+from page_tables.committed import Model, averaged_trainings, by_seed, by_site, paired_trainings
+from page_tables.writing import block, bullets, chance, interval, number, table
 
 FOLDER, DEFAULT = "abide-structure", "connectome-adaptive"
 ROWS = {  # what a model sees -> method, variant
@@ -20,12 +20,34 @@ WITHOUT = {  # a row with structure -> the same without it
     "scan and structure": "scan",
     "all three": "scan and phenotypes",
 }
+AREAS = ["20 sites", "16 sites", "the four", *UNSEEN]
+ADDED = ["structure adds (95 % over subjects)", "sites above", "p over sites, Holm"]
 COHORTS = {"1,035 subjects": "linear", "the paper's 884": "paper", "754 in pairs of like age and sex": "matched"}
+
+NETWORK = "m2lgdg-connectome"
+WHOLE, BARE = ((f"{FOLDER}/connectome", NETWORK, variant) for variant in ("", "no-structure"))
+PLUS_TWO: Model = (f"{FOLDER}/plus", NETWORK, "")
+LINEAR, LINEAR_BARE = ((f"{FOLDER}/linear", DEFAULT, variant) for variant in ("phenotypes", "scan-phenotypes"))
+NETWORKS: dict[str, tuple[Model, ...]] = {  # several models: their mean logit
+    "structure": ((f"{FOLDER}/ablation", NETWORK, "structure"),),
+    "scan and structure": ((f"{FOLDER}/ablation", NETWORK, "no-phenotypes"),),
+    "scan and phenotypes": (BARE,),
+    "all three": (WHOLE,),
+    "scan and phenotypes, variant `plus`": (BARE, LINEAR_BARE),
+    "all three, variant `plus`": (WHOLE, LINEAR),
+    "all three, variant `plus`, two atlases": (PLUS_TWO,),
+}
 
 
 def model(study: str, row: str) -> Model:
     """Where the predictions of a row are."""
     return (f"{FOLDER}/{study}", *ROWS[row])
+
+
+def areas(*models: Model) -> list[str]:
+    """Mean AUC over sites, those of choice and the others, and at each of the latter."""
+    own, four = by_site(*models), list(UNSEEN)
+    return [number(value) for value in (own.mean(), own.drop(four).mean(), own[four].mean(), *own[four])]
 
 
 def adds(pairs: dict[str, tuple[tuple[Model, ...], tuple[Model, ...]]]) -> dict[str, list[str]]:
@@ -49,13 +71,30 @@ def inputs() -> list[str]:
     models |= {f"{row}, two atlases": (f"{FOLDER}/atlases", *ROWS[row]) for row in ("scan and phenotypes", "all three")}
     without = WITHOUT | {"all three, two atlases": "scan and phenotypes, two atlases"}
     added = adds({row: ((models[row],), (models[other],)) for row, other in without.items()})
-    rows = []
-    for row, one in models.items():
-        own, four = by_site(one), list(UNSEEN)
-        values = (own.mean(), own.drop(four).mean(), own[four].mean(), *own[four])
-        rows.append([row, *map(number, values), *added.get(row, [""] * 3)])
-    header = ["the model sees", "20 sites", "16 sites", "the four", *UNSEEN, "structure adds (95 % over subjects)"]
-    return table([*header, "sites above", "p over sites, Holm"], rows)
+    rows = [[row, *areas(one), *added.get(row, [""] * 3)] for row, one in models.items()]
+    return table(["the model sees", *AREAS, *ADDED], rows)
+
+
+@block("structure-network")
+def network() -> list[str]:
+    """AUC of the network by what it sees, what structure adds to it, and the best model against the default."""
+    bare = {row: row.replace("all three", "scan and phenotypes") for row in list(NETWORKS)[3:6:2]}
+    added = adds({row: (NETWORKS[row], NETWORKS[other]) for row, other in bare.items()})
+    rows = [[row, str(len(by_seed(*models))), *areas(*models), *added.get(row, [""] * 3)] for row, models in NETWORKS.items()]
+    default = {"one atlas": LINEAR, "two atlases": (f"{FOLDER}/atlases", *ROWS["all three"])}
+    against = adds({title: ((PLUS_TWO,), (one,)) for title, one in default.items()})
+    joined, four = averaged_trainings(PLUS_TWO), list(UNSEEN)
+    told = [f"in {title} {difference}, {sites} sites above, p {p}" for title, (difference, sites, p) in against.items()]
+    return [
+        *table(["the network sees", "trainings", *AREAS, *ADDED], rows),
+        "",
+        *bullets(
+            f"Variant `plus` in two atlases minus the default on all three: {'; '.join(told)}.",
+            f"Its single trainings at 20 sites: {', '.join(number(one) for one in by_seed(PLUS_TWO).mean(axis=1))}. The mean "
+            f"logit of the three: {number(joined.mean())} at 20 sites, {number(joined.drop(four).mean())} at the 16, "
+            f"{number(joined[four].mean())} at the four.",
+        ),
+    ]
 
 
 @block("structure-cohorts")
