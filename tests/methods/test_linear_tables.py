@@ -290,6 +290,30 @@ def test_columns_of_a_target_may_be_in_another_order_but_not_missing(fold, fitte
         fitted.predict_proba(fold.target.with_tables({"thickness": table.drop(columns="region 0")}))
 
 
+VERSION_6 = [
+    "Left-Thalamus-Proper",
+    "Right-Thalamus-Proper",
+    "lhCorticalWhiteMatterVol",
+    "Left-Caudate",
+    "Brain-Stem",
+    "3rd-Ventricle",
+]
+VERSION_7 = ["Left-Thalamus", "Right-Thalamus", "lhCerebralWhiteMatterVol", *VERSION_6[3:]]
+
+
+@pytest.mark.parametrize(("trained", "given"), [(VERSION_6, VERSION_7), (VERSION_7, VERSION_6)], ids=["6 to 7", "7 to 6"])
+def test_columns_may_have_the_names_of_another_version_of_freesurfer(fold, trained, given):
+    def named(cohort, names, head):
+        return cohort.with_tables({"aseg": cohort.tables["thickness"].set_axis([*names, head], axis=1)})
+
+    fitted = m2lgdg.make("connectome-adaptive", tables="aseg").fit(named(fold.source, trained, "eTIV"))
+    same, renamed = named(fold.target, trained, "eTIV"), named(fold.target, given, "EstimatedTotalIntraCranialVol")
+    other = renamed.with_tables({"aseg": renamed.tables["aseg"].iloc[:, ::-1]})  # and in another order
+    assert not any(flag == FLAG.format("aseg") for raised in fitted.flags(same) for flag in raised)
+    np.testing.assert_array_equal(fitted.predict_proba(other), fitted.predict_proba(same))
+    assert fitted.flags(other) == fitted.flags(same)
+
+
 def test_unknown_tables_and_nothing_to_learn_from_are_one_sentence(fold):
     with pytest.raises(InputError, match="has no table volume; it has thickness, noise"):
         m2lgdg.make("connectome-adaptive", tables="volume").fit(fold.source)
