@@ -66,6 +66,21 @@ def test_check_writes_lists_and_convert_keeps_what_they_include(command, tmp_pat
     assert [one.reason for one in kept.excluded] == ["left out by an inclusion list (mine.csv)"] * 4
 
 
+def test_check_keeps_an_inclusion_list_that_was_edited(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_cohort("tiny").save("tiny.cohort")
+    folder, said = tmp_path / "tiny-check", "The inclusion.csv that was there is kept as inclusion-2.csv."
+    first, again = command("check", "tiny.cohort")[1], command("check", "tiny.cohort")[1]
+    assert "is kept as" not in first + again and len(list(folder.iterdir())) == 3
+    own = (folder / "inclusion.csv").read_bytes()
+    edited = own.replace(b"included", b"excluded", 1)
+    (folder / "inclusion.csv").write_bytes(edited)
+    assert said in command("check", "tiny.cohort")[1]
+    assert (folder / "inclusion-2.csv").read_bytes() == edited and (folder / "inclusion.csv").read_bytes() == own
+    assert command("convert", "tiny.cohort", "kept.cohort", "--keep", folder / "inclusion-2.csv")[0] == 0
+    assert len(Cohort.load("kept.cohort")) == 51
+
+
 def test_labels_of_a_bids_folder_are_coded_by_options(command, tmp_path):
     rows = [
         (*row[:3], {"patient": "bipolar", "n/a": "n/a"}.get(row[3], "relative"), *row[4:]) for row in miniature.PARTICIPANTS

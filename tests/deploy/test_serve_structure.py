@@ -195,11 +195,13 @@ def test_a_table_of_one_row_is_the_same_as_stats_files(fitted, cohort, file):
 
 
 def test_what_is_missing_is_said(fitted, cohort):
-    left = ask(fitted, cohort, [("table-2", BOTH[0])])
-    assert "thickness 5 of 9 values, from lh.aparc.stats; the mean of the training subjects takes the place" in words(left)
-    given = [2.5, 3.0, 2.75, *[np.nan] * 3, 2.5, np.nan, 1500000.25]
+    right = surface("rh", regions=["insula"], thickness=["3.0"])
+    some = ask(fitted, cohort, [("table-2", BOTH[0]), ("table-2", right)])
+    place = "thickness 7 of 9 values, from lh.aparc.stats and rh.aparc.stats; the mean of the training subjects takes the place"
+    assert place in words(some)
+    given = [2.5, 3.0, 2.75, np.nan, 3.0, np.nan, 2.5, 2.5, 1500000.25]
     expected = proba_of(fitted, cohort, thickness=given)
-    assert computed(fitted, cohort, {"thickness": BOTH[:1]}) == pytest.approx(expected, abs=1e-12)
+    assert computed(fitted, cohort, {"thickness": [BOTH[0], right]}) == pytest.approx(expected, abs=1e-12)
     few = ask(fitted, cohort, [("table-2", one_row(THICKNESS, [2.5, "NaN", "", "n/a", "", "", "", "", ""]))])
     assert "thickness 1 of 9 values, from row.csv; decided without it." in words(few)
     assert "no thickness: decided without it" in words(few) and shown(few) == shown(ask(fitted, cohort))
@@ -249,6 +251,10 @@ HOSTILE = {  # field, files, status, sentence (its beginning)
     "surface for volumes": (0, [BOTH[0]], 422, "lh.aparc.stats (volume, Desikan-Killiany) does not fit table aseg of the"),
     "stats for other columns": (1, [aseg()], 422, "aseg.stats is a stats file of FreeSurfer, and table own is not (columns"),
     "other columns": (1, [one_row(["x"], [1])], 422, "row.csv (numbers) does not fit table own of the model (columns score a,"),
+    "one hemisphere": (2, [BOTH[0]], 422,
+        "table thickness: lh.aparc.stats has no column such as rh_bankssts_thickness; give lh.aparc.stats and rh.aparc.stats"),
+    "one hemisphere of a table": (2, [one_row(THICKNESS[3:], [2.5, 3.0, 2.75, 2.5, 2.5, 1500000.25])], 422,
+        "table thickness: row.csv has no column such as lh_bankssts_thickness; give lh.aparc.stats and rh.aparc.stats"),
     "one hemisphere twice": (2, [BOTH[0], ("lh.copy.stats", BOTH[0][1])], 422,
         "table thickness: lh.aparc.stats and lh.copy.stats both have lh_bankssts_thickness; give lh.aparc.stats and rh."),
     "a hemisphere under the other's name": (2, [BOTH[0], ("rh.aparc.stats", BOTH[0][1])], 422,

@@ -62,8 +62,11 @@ def check_values(result: Check, cohort: Cohort) -> dict[str, Any]:
     }
 
 
-def write_check(result: Check, folder: Path) -> None:
-    """Write the tables of included and excluded subjects, of sites and of findings."""
+def write_check(result: Check, folder: Path) -> Path | None:
+    """Write the tables of included and excluded subjects, of sites and of findings.
+
+    An inclusion list of other content may have been edited for `convert --keep`: it is kept under the path that is returned.
+    """
     import pandas as pd
 
     from m2lgdg.data.spreadsheets import csv_text
@@ -71,7 +74,13 @@ def write_check(result: Check, folder: Path) -> None:
 
     findings = pd.DataFrame([(finding.severity, finding.text) for finding in result.findings], columns=["level", "text"])
     tables = {"inclusion": result.inclusion, "sites": result.sites, "findings": findings}
-    write_texts(folder, {f"{name}.csv": csv_text(table) for name, table in tables.items()})
+    texts = {f"{name}.csv": csv_text(table).encode("utf-8", "backslashreplace") for name, table in tables.items()}
+    listed, kept = folder / "inclusion.csv", None
+    if listed.is_file() and (before := listed.read_bytes()) != texts[listed.name]:
+        kept = suggestions.free(listed)
+        texts[kept.name] = before
+    write_texts(folder, texts)
+    return kept
 
 
 @terminal.command()
@@ -95,7 +104,7 @@ def check(
     with terminal.progress("checking the cohort"):
         result = check_cohort(cohort, new_site=new_site)
     folder = to or Path(f"{reading.file_name(cohort)}-check")
-    write_check(result, folder)
+    kept = write_check(result, folder)
     if as_json:
         terminal.print_json(check_values(result, cohort))
         raise typer.Exit(result.exit_code)
@@ -104,6 +113,8 @@ def check(
     show_check(result)
     verdict = VERDICTS[result.exit_code]
     terminal.say("", f"The cohort is {verdict}. Wrote inclusion.csv, sites.csv and findings.csv to {folder}.")
+    if kept is not None:
+        terminal.say(f"The inclusion.csv that was there is kept as {kept.name}.")
     if result.exit_code == 2:
         terminal.say("Correct what is marked unusable, then run the check again.")
     else:

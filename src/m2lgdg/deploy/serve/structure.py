@@ -193,4 +193,13 @@ def _merged(expected: Expected, rows: Sequence[Row]) -> dict[str, float]:
                 reason = ", with different values, so they are of different subjects" if whole else ""
                 raise InputError(f"table {expected.name}: {both}{reason}; give {expected.files or 'one file'} of one subject.")
             values[column], source[column] = value, row.file
+    for side in expected.sides:
+        own = [column for column in expected.columns if column.startswith(f"{side}_") and not WHOLE.fullmatch(column)]
+        if not any(VERSIONS.get(column, column) in values for column in own):
+            without = (
+                f"{' and '.join(row.file for row in rows)} {'has' if len(rows) == 1 else 'have'} no column such as {own[0]}"
+            )
+            raise InputError(
+                f"table {expected.name}: {without}; give {expected.files} of one subject, or a table with one row."
+            )
     return values
