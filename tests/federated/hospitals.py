@@ -4,6 +4,7 @@ import json
 import shutil
 
 import numpy as np
+import pytest
 from safetensors.numpy import load, save
 
 import m2lgdg
@@ -35,6 +36,10 @@ def assert_pooled(fitted, cohort, **fields):
     assert np.abs(fitted.predict_proba(cohort) - other.predict_proba(cohort)).max() < 6e-8
     for key in ("rois", "inputs", "penalties"):
         assert fitted.facts_[key] == other.facts_[key]
+    counts = [one.facts_.get("phenotypes", {}) for one in (fitted, other)]
+    assert [set(one) for one in counts] == [set(counts[1])] * 2
+    for key, value in counts[1].items():
+        assert counts[0][key] == pytest.approx(value, rel=1e-6, abs=1e-9)
     assert fitted.facts_["source"]["sites"] == other.facts_["source"]["sites"]
     assert fitted.facts_.get("standardised_scans") == other.facts_.get("standardised_scans")
 

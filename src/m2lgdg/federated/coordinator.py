@@ -19,11 +19,13 @@ import numpy.typing as npt
 from m2lgdg.cohort import natural_key
 from m2lgdg.federated import sums
 from m2lgdg.federated.plan import CUTS, MEASURES, NO_TABLES, Arrays, Ask, Floats, Plan, Request
+from m2lgdg.federated.platt import curve, intercept
 from m2lgdg.methods.amplitude import MARGIN, STANDARDISED, TAIL, AmplitudeRange
 from m2lgdg.methods.linear import DO_NOT_HOLD, SMALLEST_SPREAD, note_on_connectomes
 from m2lgdg.methods.solvers import adaptive_scales
+from m2lgdg.methods.tables import discriminant_weights
 from m2lgdg.methods.within_sites import parts_of_weight
-from m2lgdg.metrics import FLAT, FLAT_NOTE, LEAST_SLOPE
+from m2lgdg.metrics import FLAT, FLAT_NOTE
 from m2lgdg.model.model import Model
 from m2lgdg.preprocess import CATEGORICAL
 from m2lgdg.storage import InputError
@@ -48,6 +50,7 @@ class Work:
     means: dict[str, Floats] = field(default_factory=dict)  # block -> (feature,) means over all subjects
     limits: dict[str, float] = field(default_factory=dict)  # measure of amplitudes -> its quantile
     weights: dict[str, float] = field(default_factory=dict)  # of blocks
+    relative: dict[str, float] = field(default_factory=dict)  # sd of phenotypes' part of the decision, in units of the scan's
     spread: float = 0.0  # sd of held-out decisions
     calibration: tuple[float, float] = (1.0, 0.0)
 
@@ -329,13 +332,12 @@ def _calibrate(work: Work) -> Task:
     used = [member for member in plan.members if member.balanced or not plan.weighted]
     count = sum(member.subjects for member in used)
     (total,) = yield [Ask("decisions", "all")]
-    sum_all, products_all, sum_used, products_used, within = np.split(total, np.cumsum([1, blocks, 1, blocks]))
+    sum_all, products_all, sum_used, products_used, within, *classes = np.split(
+        total, np.cumsum([1, blocks, 1, blocks, blocks, 1])
+    )
     mean, covariance = _moments_of(sum_all, products_all, plan.subjects)
-    spreads = np.sqrt(np.maximum(np.diag(covariance), 0.0))
-    part = {"phenotypes": float(work.known[PARTS].max())} if "phenotypes" in plan.blocks else {}
-    blocks_and_sds = zip(plan.blocks.items(), spreads, strict=True)
-    work.weights = {name: weight * part.get(name, 1.0) / (sd or 1.0) for (name, weight), sd in blocks_and_sds}
-    weights = np.array(list(work.weights.values()))
+    weights = _weigh(work, covariance, products_all, *classes)
+    work.weights = dict(zip(plan.blocks, weights.tolist(), strict=True))
     work.spread = math.sqrt(max(float(weights @ covariance @ weights), 0.0))
     mean, covariance = _moments_of(sum_used, products_used, count)
     centre, spread = float(weights @ mean), math.sqrt(max(float(weights @ covariance @ weights), 0.0))
@@ -343,76 +345,37 @@ def _calibrate(work: Work) -> Task:
         prevalence = float(np.clip(sum(member.patients for member in used) / count, 0.01, 0.99))
         work.calibration = 1.0, math.log(prevalence / (1 - prevalence)) - centre
         return
-    slope, offset = yield from _curve("all", weights, centre, spread, count)
+    slope, offset = yield from curve("all", weights, centre, spread, count)
     spread = math.sqrt(max(float(weights @ within @ weights) / count, 0.0))
     if plan.weighted and spread >= 1e-12:
-        least = (yield from _curve("within", weights, 0.0, spread, count))[0] / 2
+        least = (yield from curve("within", weights, 0.0, spread, count))[0] / 2
         if slope < least:
-            slope, offset = least, (yield from _intercept(weights, least))
+            slope, offset = least, (yield from intercept(weights, least))
     work.calibration = slope, offset
+
+
+def _weigh(work: Work, covariance: Floats, products: Floats, difference: Floats, scatter: Floats) -> Floats:
+    """(block,) weights: by the sd of decisions, and for phenotypes beside a scan by the discriminant, as in `Linear.learn`."""
+    plan, sd = work.plan, np.sqrt(np.maximum(np.diag(covariance), 0.0))
+    weights = np.array(list(plan.blocks.values())) / np.where(sd > 0, sd, 1.0)
+    added = np.array([name == "phenotypes" for name in plan.blocks])
+    base = np.where(added, 0.0, weights)
+    if added.any() and base @ products @ base > 0:
+        pair = np.stack([base, 1.0 * added])  # (base and phenotypes, block)
+        try:
+            with np.errstate(invalid="ignore"):
+                found = discriminant_weights(difference[0] @ pair.T, pair @ scatter @ pair.T / plan.subjects)
+        except np.linalg.LinAlgError:
+            raise InputError("the totals of decisions cannot be those of any subjects: a site sent wrong sums.") from None
+        weights[added] = found if plan.weighted else 0.0
+        work.relative = {"relative": float(weights @ (added * sd)) / (math.sqrt(max(base @ covariance @ base, 0.0)) or 1.0)}
+    return weights
 
 
 def _moments_of(total: Floats, products: Floats, count: int) -> tuple[Floats, Floats]:
     """Mean and covariance of decisions by block, from their sums."""
     mean = total[0] / count
     return mean, products / count - np.outer(mean, mean)
-
-
-def _curve(
-    name: str, weights: Floats, mean: float, spread: float, count: int
-) -> Generator[list[Ask], list[Floats], tuple[float, float]]:
-    """Slope and offset of Platt scaling for decisions, or for those centred within sites."""
-    evaluated: list[tuple[float, Floats]] = []
-    while True:
-        point, converged = _next_point(evaluated)
-        if converged:
-            slope = max(float(point[0]), LEAST_SLOPE) / spread
-            return slope, float(point[1]) - slope * mean
-        arguments = {"weights": weights.copy(), "mean_sd": np.array([mean, spread]), "point": point}
-        ((loss, *gradient, _),) = yield [Ask("calibration", name, arguments)]
-        penalised, slopes = loss + 0.5 * point[0] ** 2 / 100.0, np.array([point[0] / 100.0, 0.0])  # C = 100: `metrics.platt`
-        evaluated.append((penalised / count, (np.array(gradient) + slopes) / count))
-
-
-def _intercept(weights: Floats, slope: float) -> Generator[list[Ask], list[Floats], float]:
-    """Offset for a given slope, by Newton's method."""
-    offset = 0.0
-    for _ in range(MOST_STEPS // 2):
-        arguments = {"weights": weights.copy(), "mean_sd": np.array([0.0, 1.0]), "point": np.array([slope, offset])}
-        ((*_, residual, curvature),) = yield [Ask("calibration", "all", arguments)]
-        step = -residual / (curvature + 1e-10)
-        offset += float(np.clip(step, -2, 2))
-        if abs(step) < 1e-9:
-            break
-    return offset
-
-
-class _Unknown(Exception):
-    """The loss at a point that no round has evaluated yet."""
-
-
-def _next_point(evaluated: list[tuple[float, Floats]]) -> tuple[Floats, bool]:
-    """The next point that L-BFGS needs the loss of, or its result and True.
-
-    The minimiser is that of scikit-learn's logistic regression, which `metrics.platt` uses: the same steps give the same
-    result. It is run again from its start in every round, on the losses known so far.
-    """
-    from scipy.optimize import minimize
-
-    remaining = iter(evaluated)
-
-    def loss(point: Floats) -> tuple[float, Floats]:
-        known = next(remaining, None)
-        if known is None:
-            raise _Unknown(np.array(point))
-        return known[0], known[1].copy()
-
-    options = {"maxiter": 2000, "maxls": 50, "gtol": 1e-4, "ftol": 64 * np.finfo(float).eps}
-    try:
-        result = minimize(loss, np.zeros(2), method="L-BFGS-B", jac=True, options=options)
-    except _Unknown as unknown:
-        return unknown.args[0], False
-    return np.asarray(result.x), True
 
 
 def _fitted(work: Work, rounds: int) -> Model:
@@ -484,7 +447,8 @@ def _facts(work: Work, rounds: int) -> dict[str, Any]:
         facts["federated"]["left_out"] = plan.study.leave_out
     notes = [note_on_connectomes(plan.method.blocks, first.scans)]
     if "phenotypes" in plan.blocks:
-        facts["phenotypes"] = {"parts": dict(zip(plan.study.inputs, work.known[PARTS].tolist(), strict=True))}
+        parts = dict(zip(plan.study.inputs, work.known[PARTS].tolist(), strict=True))
+        facts["phenotypes"] = {"parts": parts} | work.relative
         notes += [] if work.known[PARTS].any() else [DO_NOT_HOLD]
     notes += [NO_TABLES, *[FLAT_NOTE] * (work.calibration[0] * work.spread < FLAT)]
     facts["notes"] = list(filter(None, notes))

@@ -377,9 +377,10 @@ def _held(plan: Plan, ask: Ask) -> Form:
 
 def _decisions(plan: Plan, _: Ask) -> Form:
     count = len(plan.blocks)
-    bounds = np.full((2 + 3 * count, 1), LARGEST_DECISION**2 * plan.subjects)
+    bounds = np.full((3 + 4 * count, 1), LARGEST_DECISION**2 * plan.subjects)
     bounds[[0, 1 + count]] = LARGEST_DECISION * plan.subjects
-    return Form((2 + 3 * count, count), bounds)
+    bounds[2 + 3 * count] = 2 * LARGEST_DECISION  # a mean of differences
+    return Form((3 + 4 * count, count), bounds)
 
 
 SUMS = {
@@ -421,7 +422,8 @@ SUMS = {
         _held,
     ),
     "decisions": Sum(
-        "sums of decisions of fits without the site, and of their products, also within sites: their spread",
+        "sums of decisions of fits without the site, and of their products, also within sites and classes, and the difference "
+        "between patients and controls: their spread, and how much phenotypes add to scans",
         _decisions,
     ),
     "calibration": Sum(

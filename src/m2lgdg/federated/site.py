@@ -263,12 +263,20 @@ def _held(site: Site, ask: Ask) -> Floats:
 
 
 def _decisions(site: Site, _: Ask) -> Floats:
-    """Sums and products of decisions: of all sites, of sites that calibrate, and within these sites."""
-    values = site.decisions
+    """Sums and products of decisions: of all sites, of sites that calibrate, and within these sites.
+
+    Last, the difference between the classes by the weight of the site, and the scatter within classes; 0 with one class.
+    """
+    values, weight = site.decisions, site.plan.site_weights.get(site.name, 0.0)
     used = values if site.weights.any() else values[:0]
     centred = used - used.sum(axis=0) / max(len(used), 1)
     parts = [values.sum(axis=0)[None], values.T @ values, used.sum(axis=0)[None], used.T @ used, centred.T @ centred]
-    return np.concatenate(parts)
+    by_class = np.zeros((1 + values.shape[1], values.shape[1]))
+    if weight:
+        means = np.stack([values[site.labels == label].mean(axis=0) for label in (0, 1)])  # (class, block)
+        centred = values - means[site.labels]
+        by_class = np.concatenate([weight * (means[1:] - means[:1]), centred.T @ centred])
+    return np.concatenate([*parts, by_class])
 
 
 def _calibration(site: Site, ask: Ask) -> Floats:
