@@ -368,7 +368,8 @@ def _weigh(work: Work, covariance: Floats, products: Floats, difference: Floats,
         except np.linalg.LinAlgError:
             raise InputError("the totals of decisions cannot be those of any subjects: a site sent wrong sums.") from None
         weights[added] = found if plan.weighted else 0.0
-        work.relative = {"relative": float(weights @ (added * sd)) / (math.sqrt(max(base @ covariance @ base, 0.0)) or 1.0)}
+        of_scan = math.sqrt(max(float(base @ covariance @ base), 0.0))
+        work.relative = {"relative": float(weights @ (added * sd)) / (of_scan or 1.0)}
     return weights
 
 
