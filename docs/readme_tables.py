@@ -82,7 +82,7 @@ def two_sites() -> tuple[list[str], str]:
 
 
 def table() -> str:
-    """Eight results that matter, and a sentence on what two sites can decide."""
+    """The results that matter, and a sentence on what two sites can decide."""
     linear = "paper/linear"
     network = [(study, "m2lgdg-connectome", "") for study in ("paper/connectome", "all-sites/connectome")]
     default = [(study, "connectome-adaptive", "phenotypes") for study in (linear, "all-sites/linear")]
@@ -111,6 +111,11 @@ def table() -> str:
         ],
         row("[`fc-logistic`](docs/methods.md), a linear peer", logistic),
         row("[phenotypes alone](docs/trust.md#baselines-without-imaging)", without_brain),
+        [
+            "[depression](docs/rest-meta-mdd.md) (REST-meta-MDD, public connectomes): the default",
+            *("", ""),
+            over_sites(("rest-meta-mdd-connectomes/linear", "connectome-adaptive", "phenotypes")),
+        ],
     ]
     lines = [["AUC in percent", *TARGETS, "all sites"], ["---"] * 4, *rows]
     grid = "".join(re.sub(r" +", " ", f"| {' | '.join(line)} |\n") for line in lines)

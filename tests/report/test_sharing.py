@@ -207,6 +207,50 @@ def test_predictions_and_study_alone_are_enough(linear_study, tmp_path, typed, f
     assert "fc-logistic" in write_report(tmp_path).read_text()
 
 
+def test_a_copy_with_pseudonyms(study, copy, cohort, tmp_path, typed):
+    """No id in any byte, the same tables, and the same pseudonyms in every copy of one secret."""
+    code, text, _ = typed("share", study, "--out", tmp_path / "first", "--pseudonyms", tmp_path / "secret")
+    assert code == 0 and "subject ids" not in text
+    assert (tmp_path / "secret").stat().st_mode & 0o077 == 0
+    typed("share", copy, "--out", tmp_path / "second", "--pseudonyms", tmp_path / "secret")  # a copy of the copy
+    share_study(study, tmp_path / "other", Pseudonyms(b"another"))
+    for name in ("first", "second", "other"):
+        assert_no_path(tmp_path / name)
+        assert all(b"PATIENT-" not in content for _, content in contents_of(tmp_path / name))
+    assert typed("table", tmp_path / "first")[1] == typed("table", study)[1]
+    tables = {name: pd.read_csv(tmp_path / name / "predictions.csv") for name in ("first", "second", "other")}
+    pd.testing.assert_frame_equal(tables["first"], tables["second"])
+    assert not set(tables["first"]["subject"]) & set(tables["other"]["subject"])
+    renamed = Pseudonyms.of_file(tmp_path / "secret")
+    before = pd.read_csv(copy / "predictions.csv").assign(subject=lambda table: table["subject"].map(renamed))
+    cell = ["method", "variant", "seed", "target", "subject"]
+    joined = before.merge(tables["first"], on=cell, suffixes=("", "_shared"))
+    assert len(joined) == len(before) and (joined["proba"] == joined["proba_shared"]).all()
+    for _, rows in tables["first"].groupby(cell[:-1], dropna=False):
+        assert rows["subject"].is_monotonic_increasing
+    inclusion = pd.read_csv(tmp_path / "first" / "inclusion.csv")
+    assert set(inclusion["subject"]) >= {renamed(str(one)) for one in cohort.subjects}
+    assert "Leakage checks" in write_report(tmp_path / "first").read_text()
+
+
+@pytest.mark.parametrize("content", ["", "00ff", "not hexadecimal", "é" * 64])
+def test_a_file_that_is_no_secret_is_refused(content, linear_study, tmp_path, typed):
+    (tmp_path / "secret").write_text(content, encoding="utf-8")
+    code, _, error = typed("share", linear_study, "--out", tmp_path / "copy", "--pseudonyms", tmp_path / "secret")
+    assert code == 2 and "no secret of pseudonyms" in error and not (tmp_path / "copy").exists()
+    assert (tmp_path / "secret").read_text(encoding="utf-8") == content
+
+
+def test_an_id_that_would_stay_stops_the_copy(linear_study, tmp_path):
+    """Keys of a dictionary are no texts that are replaced."""
+    folder = shutil.copytree(linear_study, tmp_path / "study")
+    subject = pd.read_csv(folder / "predictions.csv")["subject"].iloc[0]
+    about = json.loads((folder / "cohort.json").read_text())
+    (folder / "cohort.json").write_text(json.dumps(about | {"groups": about["groups"] | {subject: about["groups"]["all"]}}))
+    with pytest.raises(InputError, match="cohort.json names subjects"):
+        share_study(folder, tmp_path / "copy", Pseudonyms())
+
+
 def test_nothing_is_written_over(linear_study, tmp_path, typed):
     (tmp_path / "mine.txt").write_text("kept")
     with pytest.raises(InputError, match="already exists"):

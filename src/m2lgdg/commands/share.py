@@ -15,16 +15,27 @@ def share(
     context: typer.Context,
     folder: options.Folder,
     to: Annotated[Path, typer.Option("--out", help="New folder to write.", show_default=False)],
+    secret: Annotated[
+        Path | None,
+        typer.Option(
+            "--pseudonyms",
+            help="Replace subject ids by pseudonyms of the secret in this file, which is made if it is not there: the same "
+            "in every folder. Keep it, and do not share it.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Copy the results of a study for a repository or archive: all that tables and report need, without local paths."""
     from rich.markup import escape
 
+    from m2lgdg.data.pseudonyms import Pseudonyms
     from m2lgdg.report.sharing import share_study
     from m2lgdg.storage import new_folder
 
     with terminal.progress("copying the study"), new_folder(to) as part:
-        files = share_study(folder, part)
+        files = share_study(folder, part, Pseudonyms.of_file(secret) if secret else None)
         size = sum(file.stat().st_size for file in files) / 1e6
     terminal.out.print(f"Wrote {len(files)} files, {size:.1f} MB, to {escape(str(to))}.", soft_wrap=True)
-    terminal.out.print("It contains subject ids: share it only if the terms of the data allow it.", soft_wrap=True)
+    ids = f"pseudonyms of the secret in {secret}, and labels" if secret else "subject ids"
+    terminal.out.print(f"It contains {escape(ids)}: share it only if the terms of the data allow it.", soft_wrap=True)
     suggestions.print_next(context, "report", to)

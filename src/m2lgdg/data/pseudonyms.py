@@ -1,7 +1,8 @@
 """What is shared names nobody: salted hashes in place of subject ids, and texts without paths.
 
-The salt is drawn for each output and never stored, so pseudonyms can neither be reversed nor linked across outputs. A path is
-removed as a whole, because any part of one may be the name of a person; nothing here tries to recognise names.
+The salt is drawn for each output and never stored, so pseudonyms can neither be reversed nor linked across outputs, unless the
+user keeps a secret of their own. A path is removed as a whole, because any part of one may be the name of a person; nothing
+here tries to recognise names.
 """
 
 from __future__ import annotations
@@ -10,8 +11,12 @@ import hashlib
 import hmac
 import re
 import secrets
+from pathlib import Path
+from typing import Self
 
 import pandas as pd
+
+from m2lgdg.storage import InputError, write_text
 
 REMOVED = "[path]"
 # A slash or backslash; not that of 1/2, n/a or and/or.
@@ -27,10 +32,24 @@ FILE = re.compile(rf"[^\s'\"<>|:;,()]+\.(?:{'|'.join(KINDS.split())})(?!\w|\.\w)
 
 
 class Pseudonyms:
-    """Mapping from subject ids to pseudonyms; create one `Pseudonyms()` for each output."""
+    """Mapping from subject ids to pseudonyms; create one `Pseudonyms()` for each output, or one of a secret for several."""
 
-    def __init__(self) -> None:
-        self._salt = secrets.token_bytes(32)
+    def __init__(self, secret: bytes = b"") -> None:
+        self._salt = secret or secrets.token_bytes(32)
+
+    @classmethod
+    def of_file(cls, path: Path) -> Self:
+        """Those of the secret in a file, which is made if it is not there."""
+        if not path.exists():
+            write_text(path, secrets.token_hex(32) + "\n")
+            path.chmod(0o600)
+        try:
+            secret = bytes.fromhex(path.read_text(encoding="ascii").strip())
+        except (OSError, ValueError):
+            secret = b""
+        if len(secret) != 32:
+            raise InputError(f"{path} is no secret of pseudonyms: it has 64 hexadecimal digits. Name a new file to make one.")
+        return cls(secret)
 
     def __call__(self, subject: str) -> str:
         """Pseudonym of a subject: 16 hexadecimal digits that reveal nothing without the salt."""

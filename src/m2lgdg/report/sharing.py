@@ -48,39 +48,42 @@ CELL = ["method", "variant", "seed", "target"]
 Filter = Callable[..., str]  # (text, replacement) -> text
 
 
-def share_study(folder: str | Path, to: str | Path) -> list[Path]:
+def share_study(folder: str | Path, to: str | Path, pseudonyms: Pseudonyms | None = None) -> list[Path]:
     """Copy the files that tables and report need into a new folder; return their paths.
 
-    Records of cells become one file, without the predictions, which are in predictions.csv.
+    Records of cells become one file, without the predictions, which are in predictions.csv. With `pseudonyms`, these take the
+    place of subject ids, rows are sorted by them, and a text that contains an id is withheld.
     """
     folder, to = Path(folder), Path(to)
     contents = read_contents(folder)
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise InputError(f"{to} already exists; choose another --out.")
-    names = joining_names(contents)
+    told, contents, ids = _telling(contents, pseudonyms)
     explanations = {record["key"]: each for cells in contents.explanations.values() for record, each in cells}
     study = contents.study | {"cohort": file_name(str(contents.study.get("cohort", "")))}
     study["plugins"] = [file_name(str(plugin)) for plugin in study.get("plugins") or []]
     records = [{name: record[name] for name in COPIED if name in record} for record in contents.records]
     texts = {
         "predictions.csv": csv_text(contents.all_predictions),
-        "study.json": _json(study, names),
-        "environment.json": _json(contents.environment, names),
-        "checks.json": _json(contents.checks, names),
-        METHODS_FILE: _json(read_json(folder / METHODS_FILE, {}), names),
-        COHORT: _json(without_small_groups(read_json(folder / COHORT, {})), names),
-        RECORDS: "".join(json.dumps(_without_paths(record, names), ensure_ascii=False) + "\n" for record in records),
-        "inclusion.csv": csv_text(pd.DataFrame(_without_paths(contents.inclusion, names))) if contents.inclusion else "",
-        "failures.csv": csv_text(pd.DataFrame(_without_paths(contents.failures, names))) if contents.failures else "",
+        "study.json": _json(study, told),
+        "environment.json": _json(contents.environment, told),
+        "checks.json": _json(contents.checks, told),
+        METHODS_FILE: _json(read_json(folder / METHODS_FILE, {}), told),
+        COHORT: _json(without_small_groups(read_json(folder / COHORT, {})), told),
+        RECORDS: "".join(json.dumps(_told(record, told), ensure_ascii=False) + "\n" for record in records),
+        "inclusion.csv": csv_text(pd.DataFrame(_told(contents.inclusion, told))) if contents.inclusion else "",
+        "failures.csv": csv_text(pd.DataFrame(_told(contents.failures, told))) if contents.failures else "",
     }
     for name, text in texts.items():
+        if left := ids & {*re.findall(r"[^\s\",]+", text)}:
+            raise InputError(f"{folder / name} names subjects where no pseudonym can take their place, such as {min(left)}.")
         if text and (name in ("predictions.csv", RECORDS) or (folder / name).is_file()):
             write_text(to / name, text)
     if (folder / CONNECTOMES).is_file() and not few_of_a_class(contents.description):
         copy_connectomes(folder, to, sites=not few_of_a_site(contents.description))
     for key in explanations:
         copied = Path(shutil.copytree(explanation_path(folder, key), explanation_path(to, key)))
-        write_text(copied / "explanation.json", _json(Explanation.load(copied).about, names))
+        write_text(copied / "explanation.json", _json(Explanation.load(copied).about, told))
     return sorted(path for path in to.rglob("*") if path.is_file())
 
 
@@ -96,16 +99,42 @@ def joining_names(contents: Contents) -> set[str]:
     return names
 
 
-def _json(content: Any, names: set[str]) -> str:
-    return json.dumps(_without_paths(content, names), indent=1, ensure_ascii=False) + "\n"
+def _telling(contents: Contents, pseudonyms: Pseudonyms | None) -> tuple[Callable[[str], str], Contents, set[str]]:
+    """What a text becomes in a copy, contents whose subjects are named as they are there, and the ids that must be gone."""
+    names = joining_names(contents)
+    if pseudonyms is None:
+        return lambda text: text if text in names else without_paths(text), contents, set()
+    ids = {*contents.all_predictions["subject"], *(row["subject"] for row in contents.inclusion)}
+    ids |= {one for finding in contents.findings or () for one in finding.subjects}
+    withheld, known = identifying_words_withheld(ids), names - ids
+    inclusion = [row | {"subject": pseudonyms(row["subject"])} for row in contents.inclusion]
+    adapted = None if contents.adapted is None else pseudonyms.sorted_table(contents.adapted, CELL)
+    renamed = replace(
+        contents,
+        predictions=pseudonyms.sorted_table(contents.predictions, CELL),
+        adapted=adapted,
+        inclusion=sorted(inclusion, key=lambda row: (row["site"], row["subject"])),
+    )
+    new = known | {pseudonyms(one) for one in ids}
+
+    def told(text: str) -> str:
+        return pseudonyms(text) if text in ids else text if text in new else withheld(without_paths(text))
+
+    return told, renamed, ids
 
 
-def _without_paths(content: Any, names: set[str]) -> Any:
+def _json(content: Any, told: Callable[[str], str]) -> str:
+    return json.dumps(_told(content, told), indent=1, ensure_ascii=False) + "\n"
+
+
+def _told(content: Any, told: Callable[[str], str]) -> Any:
     if isinstance(content, str):
-        return content if content in names else without_paths(content)
+        return told(content)
     if isinstance(content, list):
-        return [_without_paths(value, names) for value in content]
-    return {key: _without_paths(value, names) for key, value in content.items()} if isinstance(content, dict) else content
+        values = [_told(value, told) for value in content]
+        subjects = values != content and all(isinstance(value, str) for value in content)
+        return sorted(values) if subjects else values  # the order of ids could tell them
+    return {key: _told(value, told) for key, value in content.items()} if isinstance(content, dict) else content
 
 
 def identifying_words_withheld(ids: Iterable[str] = ()) -> Filter:
