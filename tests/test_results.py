@@ -51,6 +51,8 @@ STUDIES = {  # cells
     "abide-structure/connectome": 120,
     "abide-structure/ablation": 60,
     "abide-structure/plus": 60,
+    "rest-meta-mdd-connectomes/linear": 240,
+    "rest-meta-mdd-connectomes/networks": 936,
     "sensitivity/m2lgdg": 198,
     "sensitivity/margin": 36,
     "sensitivity/connectome": 78,
@@ -201,7 +203,7 @@ def test_the_study_is_whole_and_tells_no_place(name, predictions):
         assert not re.search(r"/(home|root|tmp|work|mnt|opt)/", file.read_text()), file
 
 
-@pytest.mark.parametrize("name", [name for name in STUDIES if "connectome" in name or name in RECENT])
+@pytest.mark.parametrize("name", [name for name in STUDIES if "/connectome" in name or name in RECENT])
 def test_the_recorded_fields_are_those_of_the_study_file(name):
     """What was trained is what `studies/` repeats."""
     recorded = json.loads((RESULTS / name / "study.json").read_text())
@@ -607,6 +609,81 @@ def test_models_with_brain_structure(predictions):
     each = [by_site(plus[[seed]]).mean() for seed in plus]
     said = numbers(re.search(r"at 20 sites: (.*?)\. The mean", text)[1], *re.findall(r"([\d.]+) at (?:20|the)", text))
     assert said == close([*each, mean.mean(), mean.drop(FOUR).mean(), mean[FOUR].mean()])
+
+
+def auc_by_seed(decisions):
+    """(seed, site) AUC in percent of (subject, seed) decisions."""
+    label, site = (decisions.index.get_level_values(name).to_numpy() for name in ("label", "target"))
+    each = {seed: values.to_numpy() for seed, values in decisions.items()}
+    rows = {seed: {one: 100 * auc(label[site == one], own[site == one]) for one in set(site)} for seed, own in each.items()}
+    return pd.DataFrame(rows).T
+
+
+@pytest.fixture(scope="module")
+def depression(predictions):
+    """Predictions at 12 sites, decisions of a method or variant, and those of a method without and with phenotypes."""
+    tables = {part: predictions[f"rest-meta-mdd-connectomes/{part}"] for part in ("linear", "networks")}
+
+    def trained(part, method, variant):
+        own = tables[part].query("method == @method and variant == @variant")
+        proba = own["proba"].clip(1e-9, 1 - 1e-9)
+        table = own.assign(logit=np.log(proba / (1 - proba)))
+        return table.pivot(index=["target", "subject", "label"], columns="seed", values="logit")
+
+    def both(method):
+        if method == "phenotype-logistic":
+            return None, trained("linear", method, "")
+        if method == "m2lgdg-connectome":
+            return trained("networks", method, "scan"), trained("networks", method, "")
+        part = "linear" if method in set(tables["linear"]["method"]) else "networks"
+        return trained(part, method, ""), trained(part, method, "phenotypes")
+
+    return tables, trained, both
+
+
+def test_depression_at_12_sites(depression):
+    """Means over seeds and sites, with and without phenotypes, the order of rows, and both intervals."""
+    tables, trained, both = depression
+    assert set(tables["linear"]["subject"]) == set(tables["networks"]["subject"])
+    assert all(re.fullmatch("[0-9a-f]{16}", one) for one in tables["linear"]["subject"])
+    means = []
+    for title, alone, together, over_subjects, over_sites, added in rows_of("mdd-methods"):
+        without, own = both(named(title)[0])
+        if "plus" in title:
+            without, own = without.add(trained("linear", BEST[0], "")[0], axis=0), own.add(trained("linear", *BEST)[0], axis=0)
+        areas = auc_by_seed(own)
+        means.append(areas.mean(axis=None))
+        assert numbers(together) == close([means[-1], *([areas.mean(axis=1).std()] if len(areas) > 1 else [])])
+        sites = areas.mean()
+        half = student.ppf(0.975, 11) * sites.std() / 12**0.5
+        assert numbers(over_sites.replace("to ", "")) == close([sites.mean() - half, sites.mean() + half])
+        low, high = numbers(over_subjects.replace("to ", ""))
+        assert low < means[-1] < high and high - low < 12
+        if without is None:
+            assert alone == added == ""
+            continue
+        assert numbers(alone)[0] == close(auc_by_seed(without).mean(axis=None))
+        middle, low, high = numbers(added.replace("to ", ""))
+        assert middle == close(means[-1] - auc_by_seed(without).mean(axis=None)) and low < middle < high
+    assert len(means) == 21 and means == sorted(means, reverse=True)
+    assert max(means) >= 60 and means[[row[0] for row in rows_of("mdd-methods")].index("`phenotype-logistic`")] >= 50
+
+
+def test_depression_by_part_of_the_network_and_by_site(depression):
+    tables, trained, both = depression
+    whole = auc_by_seed(trained("networks", "m2lgdg-connectome", "")).mean(axis=None)
+    for title, own, less in rows_of("mdd-ablation"):
+        variant = {"whole": "", "connectome alone, with contrastive loss": "scan"}.get(title, title.split(",")[0])
+        value = auc_by_seed(trained("networks", "m2lgdg-connectome", variant)).mean(axis=None)
+        assert numbers(own)[0] == close(value) and (not variant or numbers(less)[0] == close(value - whole))
+    people = tables["linear"].drop_duplicates("subject").groupby("target")["label"]
+    shown = [both(name)[1] for name in ("fc-svm", BEST[0], "m2lgdg-connectome", "phenotype-logistic")]
+    areas = [auc_by_seed(one).mean() for one in shown]
+    for site, size, patients, *cells in rows_of("mdd-sites"):
+        assert (int(size), int(patients)) == (people.size()[site], people.sum()[site])
+        assert numbers(*cells) == close([one[site] for one in areas])
+    own, least, between, shown = numbers(text_of("mdd-power").split("12 sites")[-1].replace("80 %", "").replace("21 rows", ""))
+    assert least == pytest.approx(50 + 2.8016 * own, abs=0.2) and shown == pytest.approx(2.8016 * between, abs=0.2)
 
 
 def test_what_structure_adds_to_the_default(predictions):

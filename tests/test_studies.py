@@ -10,6 +10,7 @@ import pytest
 from m2lgdg import make_cohort, run_study
 from m2lgdg.cohort import Parcellation
 from m2lgdg.data.synthetic import REST_SITES
+from m2lgdg.method import ANY_SCAN
 from m2lgdg.registry import METHODS, PAPER, SIMPLE, load_methods
 from m2lgdg.study.config import read_study
 from m2lgdg.study.plan import distinct, make_cells
@@ -28,6 +29,7 @@ COHORTS = {
     **dict.fromkeys(("abide-connectome-sensitivity", "abide-margin"), "abide-paper"),
     **{f"abide-structure{part}": "abide-structure" for part in ("", "-ablation", "-atlases", "-connectome", "-plus")},
     **{name: name for name in ("abide-structure-head", "abide-structure-matched", "abide-structure-paper")},
+    "rest-meta-mdd-connectomes": "rest-meta-mdd-connectomes",
 }
 AT_20_SITES = (
     *("abide-adapted", "abide-connectome", "abide-connectome-atlases", "abide-connectome-quick", "abide-linear"),
@@ -43,6 +45,9 @@ def cohorts():
     small = {"lengths": (30, 40), "n_regions": 3}
     made = {name: make_cohort("tiny", sizes=dict.fromkeys(names, 4), **small) for name, names in sites.items()}
     first, *others = ("aal", "ho", "cc200", "ez", "tt", "dosenbach160")
+    public = ("S2", "S3", "S5", "S6", "S11", "S12", "S13", "S16", "S18", "S22", "S23", "S24")
+    matrices = make_cohort("tiny", sizes=dict.fromkeys(public, 4), **small).to_connectomes()
+    made["rest-meta-mdd-connectomes"] = matrices
     several = made["abide-atlases"]
     further = dict.fromkeys(others, Parcellation(several.rois, several.series))
     return made | {"abide-atlases": dataclasses.replace(several, atlas=first, parcellations=further)}
@@ -130,3 +135,13 @@ def test_what_is_the_same_training_runs_once_and_has_all_its_rows(tmp_path):
     proba = {variant: one["proba"].tolist() for variant, one in table.groupby("variant")}
     assert list(proba) == ["", "site_folds=2", "site_folds=5"]
     assert proba[""] == proba["site_folds=5"] != proba["site_folds=2"]
+
+
+def test_depression_has_every_method_that_takes_connectomes(cohorts):
+    cells = cells_of(STUDIES / "rest-meta-mdd-connectomes.toml", cohorts)
+    taking = {name for name, cls in load_methods().items() if cls.takes == ANY_SCAN and not cls.sees_batch}
+    assert {cell.method for cell in cells} == taking - {"average"}
+    network = {cell.variant for cell in cells if cell.method == "m2lgdg-connectome"}
+    assert network == {"", "scan", "plus", "M1", "M2", "C1", "C2", "C3", "C4"}
+    rows = {(cell.method, bool(cell.fields.get("phenotypes"))) for cell in cells}
+    assert all({(name, False), (name, True)} <= rows for name in taking - {"average", "prior", "phenotype-logistic"})

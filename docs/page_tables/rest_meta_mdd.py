@@ -15,10 +15,12 @@ POWER = 1.96 + 0.8416  # standard errors of a difference that a test at 5 % find
 
 
 def linear(method: str, variant: str = "") -> Model:
+    """Where a linear model is."""
     return (f"{FOLDER}/linear", method, variant)
 
 
 def network(method: str, variant: str = "") -> Model:
+    """Where a network is."""
     return (f"{FOLDER}/networks", method, variant)
 
 
@@ -118,5 +120,5 @@ def power() -> list[str]:
         f"The standard error of a mean AUC over subjects is {number(own)} points (median of the {len(shown)} rows), so that a "
         f"method is told from chance with a power of 80 % from {number(50 + POWER * own)} on.",
         f"That of a difference between two methods is {number(between)} points: with this power, a difference of "
-        f"{number(POWER * between)} points could have been shown, and no smaller one. Most differences in the table are smaller.",
+        f"{number(POWER * between)} points could have been shown, no smaller one. Most differences in the table are smaller.",
     )

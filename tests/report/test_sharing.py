@@ -247,7 +247,7 @@ def test_an_id_that_would_stay_stops_the_copy(linear_study, tmp_path):
     subject = pd.read_csv(folder / "predictions.csv")["subject"].iloc[0]
     about = json.loads((folder / "cohort.json").read_text())
     (folder / "cohort.json").write_text(json.dumps(about | {"groups": about["groups"] | {subject: about["groups"]["all"]}}))
-    with pytest.raises(InputError, match="cohort.json names subjects"):
+    with pytest.raises(InputError, match=r"cohort\.json names subjects"):
         share_study(folder, tmp_path / "copy", Pseudonyms())
 
 
