@@ -686,6 +686,18 @@ def test_depression_by_part_of_the_network_and_by_site(depression):
     assert least == pytest.approx(50 + 2.8016 * own, abs=0.2) and shown == pytest.approx(2.8016 * between, abs=0.2)
 
 
+def test_depression_with_permuted_labels_is_at_chance():
+    found = pd.read_csv(RESULTS / "searches" / "rest-meta-mdd-permuted.csv").groupby("method")["AUC"]
+    assert (found.size() == 20).all() and ((found.mean() - 50).abs() < 3 * found.std() / 20**0.5).all()
+    assert ((found.mean() - 50).abs() < 3).all()
+
+
+def test_the_learning_curve_of_depression_ends_at_the_study(depression):
+    curve = pd.read_csv(RESULTS / "searches" / "rest-meta-mdd-curve.csv", keep_default_na=False).query("size == 1")
+    for row in curve.itertuples():
+        assert auc_by_seed(depression[1]("linear", row.method, row.variant)).mean(axis=None) == pytest.approx(row.AUC, abs=0.01)
+
+
 def test_what_structure_adds_to_the_default(predictions):
     methods = {"phenotypes": ("phenotype-logistic", ""), "structure": (BEST[0], "structure"), "scan": (BEST[0], "no-structure")}
     methods |= {"structure and phenotypes": (BEST[0], "structure-phenotypes"), "scan and structure": (BEST[0], "")}
