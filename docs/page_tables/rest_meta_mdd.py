@@ -117,8 +117,8 @@ def power() -> list[str]:
     pairs = combinations([together for _, together in shown.values()], 2)
     between = float(np.median([np.ptp(paired_trainings(*pair)["interval"]) / 3.92 for pair in pairs]))
     return bullets(
-        f"The standard error of a mean AUC over subjects is {number(own)} points (median of the {len(shown)} rows), so that a "
-        f"method is told from chance with a power of 80 % from {number(50 + POWER * own)} on.",
+        f"The standard error of a mean AUC over subjects is {number(own)} points (median of {len(shown)} rows), so that, as "
+        f"far as subjects go, a method is told from chance with a power of 80 % from {number(50 + POWER * own)} on.",
         f"That of a difference between two methods is {number(between)} points: with this power, a difference of "
         f"{number(POWER * between)} points could have been shown, no smaller one. Most differences in the table are smaller.",
     )
