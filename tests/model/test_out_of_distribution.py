@@ -266,6 +266,31 @@ def test_sites_of_two_subjects_do_not_make_the_range_narrow():
     assert not list(few.failed(TableRows(10 * new, 10 * new)))
 
 
+def test_rounding_of_a_column_that_was_removed_from_itself_is_no_distance():
+    draw = np.random.default_rng(1)
+    values, new = draw.normal(100, 5, size=(60, 10)), draw.normal(100, 5, size=(8, 10))
+
+    def cleaned(rows, rest):
+        return TableRows(rows, np.column_stack([rest, rows[:, 1:]]))
+
+    sites = np.arange(60) // 20
+    rounded = TableRange.fit(cleaned(values, 1e-12 * draw.normal(size=60)), sites)
+    exact = TableRange.fit(cleaned(values, np.zeros(60)), sites)
+    np.testing.assert_array_equal(rounded.score(cleaned(new, np.full(8, 1e-10))), exact.score(cleaned(new, np.zeros(8))))
+    assert np.isinf(rounded.spread).tolist() == [True] + [False] * 9
+
+
+@pytest.mark.parametrize(("columns", "flagged"), [(40, True), (80, False)])
+def test_a_segmentation_has_failed_if_a_part_of_all_columns_is_far(columns, flagged):
+    """Six columns: 15 % of 40, not of 80."""
+    draw = np.random.default_rng(2)
+    values = draw.normal(100, 5, size=(60, columns))
+    known = TableRange.fit(TableRows(values, values), np.arange(60) // 20)
+    one = np.full((1, columns), 100.0)
+    one[0, :6] = 50.0
+    assert list(known.failed(TableRows(one, one))) == ([(0, f"6 of {columns} columns")] if flagged else [])
+
+
 def test_who_has_no_table_has_no_score_of_it(brains, structural):
     target = changed(brains.select(sites=["new"]), [0, 1], lambda rows: np.nan * rows)
     table = target.tables["thickness"]

@@ -9,7 +9,17 @@ from sklearn.metrics import roc_auc_score
 import m2lgdg
 from m2lgdg.registry import Declaration, load_methods
 from m2lgdg.report.contents import read_contents
-from m2lgdg.report.inputs import ADDED, BY_INPUT, additions, input_tables, missing_variant, seen_by, structure_sentence, worded
+from m2lgdg.report.inputs import (
+    ADDED,
+    BY_INPUT,
+    additions,
+    input_tables,
+    missing_variant,
+    parts_table,
+    seen_by,
+    structure_sentence,
+    worded,
+)
 from m2lgdg.report.sections import answer, facts, sections
 
 VARIANTS = ["phenotypes", "no-structure", "structure", "structure-phenotypes", "scan-phenotypes"]
@@ -255,6 +265,16 @@ def test_no_advice_where_there_is_nothing_to_find_out():
     bare = seen_by([(DEFAULT, "")], {}, declared, {})
     assert missing_variant(bare, declared, (DEFAULT, "")) == ""
     assert structure_sentence([], (DEFAULT, "")) == ""
+
+
+def test_the_part_of_a_table_is_told_over_fits():
+    learned = [{"table_parts": {"aseg": part, "thickness": 0.0}} for part in (0.5, 0.05, 0.0, 0.2)] + [{}, None]
+    table = parts_table({"method": DEFAULT, "variant": "phenotypes", "learned": one} for one in learned)
+    assert table.rows == [
+        [f"{DEFAULT} + phenotypes", "aseg", 4, pytest.approx(0.125), 0.0, 0.5, 1],
+        [f"{DEFAULT} + phenotypes", "thickness", 4, 0.0, 0.0, 0.0, 4],
+    ]
+    assert parts_table([{"method": DEFAULT, "variant": "", "learned": {}}]) is None
 
 
 def test_a_declaration_that_is_not_known_is_no_error():
