@@ -92,6 +92,19 @@ def test_weights_are_the_best_discriminant_within_sites(cohort):
     assert found[2] == 0 and found[0] > 0.5
 
 
+def test_in_the_weights_who_lacks_a_table_is_the_middle_of_both_classes_of_the_site(cohort):
+    draw = np.random.default_rng(5)
+    base, full = (cohort.labels + draw.normal(size=len(cohort)) for _ in range(2))
+    lacks = draw.random(len(cohort)) < np.where(cohort.labels == 1, 0.6, 0.1)
+    filled = full.copy()
+    for site in cohort.site_names:
+        means = [full[(cohort.sites == site) & (cohort.labels == label) & ~lacks].mean() for label in (0, 1)]
+        filled[(cohort.sites == site) & lacks] = np.mean(means)
+    found = table_weights(base, [np.where(lacks, np.nan, full)], cohort)
+    np.testing.assert_allclose(found, table_weights(base, [filled], cohort), rtol=1e-9)
+    assert found[0] > 0
+
+
 @given(st.integers(0, 10**6))
 @settings(max_examples=60, deadline=None)
 def test_weights_of_any_decisions_are_finite_and_none_is_negative(seed):
@@ -362,6 +375,7 @@ def desikan(table):
     [
         (lambda table: table / 1000, r"its values are about 0\.00\d+ times those of the training data"),
         (lambda table: table * 10, "its values are about 1.+ times those of the training data; they are of another unit"),
+        (lambda table: icv(table, 1e3), r"the values of column \w+ are about \S+e\+0[23] times .* it has another unit"),
         (lambda table: icv(table, 1e-3), r"the values of column \w+ are about 0\.00\d+ times .* it has another unit"),
         (desikan, "has 1 of the 31 columns that the model was trained on .* another atlas or measure"),
         (lambda table: table.rename(columns=lambda name: name.replace("thickness", "area")), "another atlas or measure"),
@@ -403,4 +417,6 @@ def test_a_source_site_in_another_unit_is_left_out_of_the_fit(brains):
         m2lgdg.make("connectome-adaptive").fit(each) for each in (other(brains.source, metres), lacking(brains.source, at))
     )
     np.testing.assert_array_equal(one.predict_proba(brains.target), two.predict_proba(brains.target))
+    for array in ("fill", "head"):  # what takes the place of missing values, too
+        np.testing.assert_array_equal(*(each.state_[f"table.thickness.{array}"] for each in (one, two)))
     assert one.facts_["tables"]["thickness"]["subjects"] == (~at).sum()
