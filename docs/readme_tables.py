@@ -83,12 +83,12 @@ def two_sites() -> tuple[list[str], str]:
 
 def table() -> str:
     """The results that matter, and a sentence on what two sites can decide."""
-    linear = "paper/linear"
     network = [(study, "m2lgdg-connectome", "") for study in ("paper/connectome", "all-sites/connectome")]
-    default = [(study, "connectome-adaptive", "phenotypes") for study in (linear, "all-sites/linear")]
-    structure = [(f"abide-structure/{study}", "connectome-adaptive", "phenotypes") for study in ("paper", "linear")]
-    logistic = [(study, "fc-logistic", "phenotypes") for study in (linear, "all-sites/linear")]
-    without_brain = [(study, "phenotype-logistic", "") for study in (linear, "all-sites/linear")]
+    newest = [f"abide-structure/{study}" for study in ("paper", "linear")]
+    default = [(study, "connectome-adaptive", "scan-phenotypes") for study in newest]
+    structure = [(study, "connectome-adaptive", "phenotypes") for study in newest]
+    logistic = [(study, "fc-logistic", "phenotypes") for study in ("paper/linear", "all-sites/linear")]
+    without_brain = [(study, "phenotype-logistic", "") for study in newest]
 
     def row(title: str, *models: list[Model]) -> list[str]:
         """Values of a model at the paper's sites and at all, each from its study; of several models, of their mean logit."""
