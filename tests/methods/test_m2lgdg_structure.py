@@ -147,6 +147,36 @@ def test_features_have_confounds_out_and_are_centred_by_site_in_training(fold, m
     assert target[target.any(axis=1)].mean() > 0.5
 
 
+def test_each_site_has_its_own_offset_also_beside_one_without_the_table():
+    """Sites are in natural order, S2 before S10, where arrays sorted by name have S10 first."""
+    cohort = make_cohort("tiny", sizes=dict.fromkeys(("S1", "S2", "S3", "S10"), 30), missing=0.0, seed=1)
+    cohort = with_tables(cohort, lacking=np.flatnonzero(cohort.sites == "S10"))
+    method = M2LGDGConnectome(**SMALL)
+    method.facts_, method.state_ = {"inputs": ["age", "sex"]}, {}
+    method._shifts = method.fit_tables({"thickness": list(cohort.tables["thickness"])}, cohort)
+    values = method.table_features(cohort)["table.thickness"]
+    offsets = method.table_offsets(cohort, CPU)["table.thickness"].numpy()
+    assert cohort.site_names == ["S1", "S2", "S3", "S10"] and not offsets[3].any()
+    for site, offset in zip(cohort.site_names[:3], offsets[:3], strict=True):
+        means = [values[(cohort.sites == site) & (cohort.labels == label)].mean(axis=0) for label in (0, 1)]
+        np.testing.assert_allclose(offset, np.mean(means, axis=0), atol=1e-5)
+    assert np.ptp(offsets[:3], axis=0).min() > 0.1  # else it would not matter whose is whose
+
+
+def test_half_of_the_columns_are_dropped_in_training_only():
+    fixed = {"adjacency": np.ones((5, 5)), "mean": np.zeros(10), "scale": np.ones(10), "slopes": np.zeros((0, 10))}
+    fixed = {name: value.astype(np.float32) for name, value in fixed.items()} | {"table.a": np.array(400)}
+    config = M2LGDGConnectome(**SMALL | {"phenotypes": False, "table_dropout": 0.5})
+    network = plain.Network(Shape(5, 200, 0, 4, fixed), config)
+    network.table_encoders[0] = torch.nn.Identity()
+    values = torch.ones(8, 400)
+    batch = Batch({"table.a": values}, values[:, :0], torch.arange(8) % 2, torch.arange(8) % 4)
+    (dropped,) = network.train().encodings((), batch)
+    assert set(dropped.unique().tolist()) == {0.0, 2.0} and 0.4 < float((dropped == 0).float().mean()) < 0.6
+    (kept,) = network.eval().encodings((), batch)
+    assert torch.equal(kept, values)
+
+
 def test_a_target_changes_no_weight(bare, fold):
     other = with_tables(bare, lacking=(3, 40, 100))
     table = other.tables["thickness"]
