@@ -112,7 +112,7 @@ def table() -> str:
         row("[`fc-logistic`](docs/methods.md), a linear peer", logistic),
         row("[phenotypes alone](docs/trust.md#baselines-without-imaging)", without_brain),
         [
-            "[depression](docs/rest-meta-mdd.md) (REST-meta-MDD, public connectomes): the default",
+            "[depression](docs/rest-meta-mdd.md) (REST-meta-MDD, connectomes): the default",
             *("", ""),
             over_sites(("rest-meta-mdd-connectomes/linear", "connectome-adaptive", "phenotypes")),
         ],
