@@ -17,7 +17,7 @@ from m2lgdg.study.predictions import read_predictions
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "rest-meta-mdd.md").read_text()
-(BLOCK,) = re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL)
+BLOCK = re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL)[0]
 COMMANDS = [shlex.split(line) for line in BLOCK.splitlines()]
 # What makes the run one of seconds: two methods, one seed, a small network, no GPU.
 QUICK = ['methods=["m2lgdg", "fc-logistic"]', "seeds=[0]", "device=cpu", "explain=false"]

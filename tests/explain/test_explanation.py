@@ -60,7 +60,7 @@ def test_only_tables_with_scores_are_written_and_named(name, parts, command, coh
 
 def test_tables_of_an_earlier_explanation_do_not_stay(command, cohort):
     make("fc-svm").fit(cohort).save("scan")
-    make("phenotype-logistic").fit(cohort).save("table")
+    make("phenotype-logistic", held_phenotypes=False).fit(cohort).save("table")
     for model, parts in (("scan", ["edges", "roi"]), ("table", ["phenotypes"])):
         assert command("explain", model, "new.cohort", "--out", "why")[0] == 0
         assert tables_of("why") == parts
@@ -81,6 +81,8 @@ def test_explanations_of_earlier_versions_are_read(cohort, tmp_path):
 
 
 def test_a_block_without_weight_in_one_fold_counts_as_zero(cohort, tmp_path):
+    told = cohort.phenotypes.assign(education=cohort.phenotypes["education"] + 4 * cohort.labels)  # beside the scan, too
+    cohort = cohort._changed(phenotypes=told)
     explained = explain(make("fc-svm", phenotypes=True).fit(cohort), cohort)
     none = dataclasses.replace(explained, phenotypes=explained.phenotypes.assign(score=0.0, direction=0.0))
     for name, one in (("a", explained), ("b", none)):
