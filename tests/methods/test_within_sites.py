@@ -127,3 +127,16 @@ def test_the_weight_is_that_of_a_linear_discriminant_within_sites():
     expected = np.linalg.solve(scatter, difference)
     (found,) = table_weights(values[0].to_numpy(), [3 * values[1].to_numpy()], cohort)
     assert found == pytest.approx(expected[1] / expected[0] / 3, rel=1e-6)
+
+
+def test_a_decision_that_is_the_label_has_a_finite_weight_whatever_the_order():
+    """Within classes it has no scatter but that of rounding, which differs with the order of subjects."""
+    cohort, rng = cohort_of([1] * 6, n=40), np.random.default_rng(4)
+    base, label = rng.normal(size=len(cohort)) + cohort.labels, 0.1 * cohort.labels + 0.3
+    label = label + 1e-17 * rng.normal(size=len(label)) + np.where(rng.random(len(label)) < 0.5, np.spacing(label), 0.0)
+    found = [
+        table_weights(base[order], [label[order]], cohort.select(order))[0]
+        for order in (np.arange(len(cohort)), rng.permutation(len(cohort)))
+    ]
+    assert found[0] == pytest.approx(found[1], rel=1e-9)
+    assert 1e3 < found[0] * 0.1 / base.std() < 1e5

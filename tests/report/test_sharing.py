@@ -3,9 +3,11 @@
 import base64
 import dataclasses
 import json
+import os
 import re
 import shutil
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -249,6 +251,80 @@ def test_an_id_that_would_stay_stops_the_copy(linear_study, tmp_path):
     (folder / "cohort.json").write_text(json.dumps(about | {"groups": about["groups"] | {subject: about["groups"]["all"]}}))
     with pytest.raises(InputError, match=r"cohort\.json names subjects"):
         share_study(folder, tmp_path / "copy", Pseudonyms())
+
+
+def _renamed(folder, names):
+    """Ids of a study folder replaced; `names` -> new names."""
+    for name in ("predictions.csv", "inclusion.csv"):
+        table = pd.read_csv(folder / name, dtype=str, keep_default_na=False)
+        table.assign(subject=table["subject"].map(names)).to_csv(folder / name, index=False)
+
+
+def test_ids_that_are_numbers(linear_study, tmp_path):
+    """Seeds, labels, versions and sites with a number are no subjects; a site called as a subject is refused."""
+    folder = shutil.copytree(linear_study, tmp_path / "study")
+    subjects = sorted(set(pd.read_csv(folder / "inclusion.csv")["subject"]))
+    numbers = {one: str(number) for number, one in enumerate(subjects)}
+    _renamed(folder, numbers)
+    secret = Pseudonyms(b"x" * 32)
+    share_study(folder, tmp_path / "copy", secret)
+    before, after = (pd.read_csv(one / "predictions.csv", dtype=str) for one in (folder, tmp_path / "copy"))
+    after["proba"] = after["proba"].astype(float)
+    joined = before.assign(subject=before["subject"].map(secret)).merge(
+        after, on=["method", "variant", "seed", "target", "subject"]
+    )
+    assert len(joined) == len(before) and (joined["proba_x"].astype(float) == joined["proba_y"]).all()
+    versions = [json.loads((one / "environment.json").read_text()) for one in (folder, tmp_path / "copy")]
+    assert versions[0]["numpy"] == versions[1]["numpy"] and versions[0]["python"] == versions[1]["python"]
+    _renamed(folder, {number: before["target"].iloc[0] if number == "0" else number for number in numbers.values()})
+    with pytest.raises(InputError, match="give them other ids"):
+        share_study(folder, tmp_path / "refused", secret)
+
+
+def test_the_order_of_a_copy(linear_study, tmp_path):
+    """Findings about subjects are sorted by pseudonyms; ROIs keep their order, also if one is withheld."""
+    folder = shutil.copytree(linear_study, tmp_path / "study")
+    subjects = sorted(set(pd.read_csv(folder / "predictions.csv")["subject"]))
+    about = json.loads((folder / "cohort.json").read_text())
+    rois = about["rois"][::-1]
+    rois[1] = "L/R cuneus"
+    findings = [{"kind": "note", "site": "", "subjects": [one], "numbers": {"text": "a", "anonymous": "a"}} for one in subjects]
+    (folder / "cohort.json").write_text(json.dumps(about | {"rois": rois, "findings": findings}))
+    for copy, secret in (("plain", None), ("hidden", Pseudonyms(b"x" * 32))):
+        share_study(folder, tmp_path / copy, secret)
+        found = json.loads((tmp_path / copy / "cohort.json").read_text())
+        named = [finding["subjects"][0] for finding in found["findings"]]
+        assert named == (subjects if secret is None else sorted(map(secret, subjects)))
+        assert found["rois"][:1] + found["rois"][2:] == rois[:1] + rois[2:]
+
+
+def test_only_tables_of_an_explanation_are_copied(study, tmp_path):
+    folder = shutil.copytree(study, tmp_path / "study")
+    explained = next((folder / "explanations").iterdir())
+    (explained / "by_subject.csv").write_text("subject,score\nPATIENT-0001,1\n")
+    share_study(folder, tmp_path / "copy", Pseudonyms())
+    copied = {path.name for path in (tmp_path / "copy" / "explanations" / explained.name).iterdir()}
+    assert copied == {path.name for path in explained.iterdir()} - {"by_subject.csv"}
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_secret_is_not_made_in_the_folder_that_is_given_away(there, linear_study, tmp_path, typed):
+    copy = tmp_path / "copy"
+    if there:
+        copy.mkdir()
+    code, _, error = typed("share", linear_study, "--out", copy, "--pseudonyms", copy / "deep" / ".." / "secret")
+    assert code == 2 and "given away" in error
+    assert copy.exists() == there and not list(copy.glob("*"))
+
+
+def test_a_secret_that_another_process_has_just_made_is_used(tmp_path, monkeypatch):
+    first = Pseudonyms.of_file(tmp_path / "new" / "secret")
+    monkeypatch.setattr(Path, "exists", lambda path: path.name != "secret" and os.path.exists(path))  # as it was before
+    assert Pseudonyms.of_file(tmp_path / "new" / "secret")("one") == first("one")
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file" / "secret", tmp_path / "new"):
+        with pytest.raises(InputError, match=f"cannot read {re.escape(str(path))}: "):
+            Pseudonyms.of_file(path)
 
 
 def test_nothing_is_written_over(linear_study, tmp_path, typed):

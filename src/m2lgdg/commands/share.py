@@ -30,8 +30,10 @@ def share(
 
     from m2lgdg.data.pseudonyms import Pseudonyms
     from m2lgdg.report.sharing import share_study
-    from m2lgdg.storage import new_folder
+    from m2lgdg.storage import InputError, new_folder
 
+    if secret and secret.resolve().is_relative_to(to.resolve()):
+        raise InputError(f"{secret} is inside {to}, which is given away; name a file elsewhere for --pseudonyms.")
     with terminal.progress("copying the study"), new_folder(to) as part:
         files = share_study(folder, part, Pseudonyms.of_file(secret) if secret else None)
         size = sum(file.stat().st_size for file in files) / 1e6

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import re
 import secrets
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Self
 
 import pandas as pd
 
-from m2lgdg.storage import InputError, write_text
+from m2lgdg.storage import InputError
 
 REMOVED = "[path]"
 # A slash or backslash; not that of 1/2, n/a or and/or.
@@ -40,15 +41,24 @@ class Pseudonyms:
     @classmethod
     def of_file(cls, path: Path) -> Self:
         """Those of the secret in a file, which is made if it is not there."""
-        if not path.exists():
-            write_text(path, secrets.token_hex(32) + "\n")
-            path.chmod(0o600)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as new:
+                new.write(secrets.token_hex(32) + "\n")
+        except FileExistsError:  # also if another process has just made it
+            pass
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror or error}.") from None
         try:
             secret = bytes.fromhex(path.read_text(encoding="ascii").strip())
-        except (OSError, ValueError):
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror or error}.") from None
+        except ValueError:
             secret = b""
         if len(secret) != 32:
-            raise InputError(f"{path} is no secret of pseudonyms: it has 64 hexadecimal digits. Name a new file to make one.")
+            raise InputError(
+                f"{path} is no secret of pseudonyms, which has 64 hexadecimal digits; name a new file to make one."
+            )
         return cls(secret)
 
     def __call__(self, subject: str) -> str:

@@ -31,6 +31,7 @@ STEADY, FEWEST_COLUMNS = 4.0, 5  # columns to tell it by: least ratio of the med
 FEWEST_OF_CLASS = 5  # patients, and controls, of source who have a table
 COLUMN_FACTOR, FEWEST = 5.0, 10  # the same of one column, over at least so many subjects
 
+LEAST_SCATTER = 1e-3  # of a decision within classes, in parts of their difference: one that is the label has none but rounding
 MOST = 10.0  # that a table counts, relative to the other blocks, in sds of decisions
 
 
@@ -284,7 +285,7 @@ def discriminant_weights(difference: Floats, scatter: Floats) -> Floats:
     """
     from scipy.optimize import nnls
 
-    sd = np.sqrt(np.diag(scatter))
+    sd = np.maximum(np.sqrt(np.diag(scatter)), LEAST_SCATTER * np.abs(difference))
     scale = np.where(sd > 0, sd, 1.0)
     root = np.linalg.cholesky(scatter / np.outer(scale, scale) + 1e-9 * np.eye(len(scatter)))
     found = nnls(root.T, np.linalg.solve(root, difference / scale))[0]  # for decisions of sd 1

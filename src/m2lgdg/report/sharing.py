@@ -13,7 +13,7 @@ import json
 import re
 import shutil
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import pandas as pd
 
 from m2lgdg.data.pseudonyms import Pseudonyms, file_name, has_path, starts_path, without_paths
 from m2lgdg.data.spreadsheets import csv_text
-from m2lgdg.explain.explanation import Explanation
+from m2lgdg.explain.explanation import COLUMNS, Explanation
 from m2lgdg.findings import text_finding
 from m2lgdg.method import Method
 from m2lgdg.methods.average import Average
@@ -44,6 +44,7 @@ LICENCES = {  # of public releases, by the cohort name that a reader sets; terms
     "research); cite Di Martino et al. 2014 and Craddock et al. 2013",
     "rest-meta-mdd": "REST-meta-MDD: the terms agreed with its consortium apply; cite Yan et al. 2019",
 }
+SHORT = 3  # characters of an id, up to which it may be a part of a word by chance
 CELL = ["method", "variant", "seed", "target"]
 Filter = Callable[..., str]  # (text, replacement) -> text
 
@@ -62,28 +63,33 @@ def share_study(folder: str | Path, to: str | Path, pseudonyms: Pseudonyms | Non
     explanations = {record["key"]: each for cells in contents.explanations.values() for record, each in cells}
     study = contents.study | {"cohort": file_name(str(contents.study.get("cohort", "")))}
     study["plugins"] = [file_name(str(plugin)) for plugin in study.get("plugins") or []]
-    records = [{name: record[name] for name in COPIED if name in record} for record in contents.records]
-    texts = {
-        "predictions.csv": csv_text(contents.all_predictions),
-        "study.json": _json(study, told),
-        "environment.json": _json(contents.environment, told),
-        "checks.json": _json(contents.checks, told),
-        METHODS_FILE: _json(read_json(folder / METHODS_FILE, {}), told),
-        COHORT: _json(without_small_groups(read_json(folder / COHORT, {})), told),
-        RECORDS: "".join(json.dumps(_told(record, told), ensure_ascii=False) + "\n" for record in records),
-        "inclusion.csv": csv_text(pd.DataFrame(_told(contents.inclusion, told))) if contents.inclusion else "",
-        "failures.csv": csv_text(pd.DataFrame(_told(contents.failures, told))) if contents.failures else "",
+    files = {
+        "predictions.csv": contents.all_predictions,
+        "study.json": study,
+        "environment.json": contents.environment,
+        "checks.json": contents.checks,
+        METHODS_FILE: read_json(folder / METHODS_FILE, {}),
+        COHORT: without_small_groups(read_json(folder / COHORT, {})),
+        RECORDS: [{name: record[name] for name in COPIED if name in record} for record in contents.records],
+        "inclusion.csv": contents.inclusion,
+        "failures.csv": contents.failures,
     }
-    for name, text in texts.items():
-        if left := ids & {*re.findall(r"[^\s\",]+", text)}:
-            raise InputError(f"{folder / name} names subjects where no pseudonym can take their place, such as {min(left)}.")
-        if text and (name in ("predictions.csv", RECORDS) or (folder / name).is_file()):
+    for name, content in files.items():
+        if not isinstance(content, pd.DataFrame):  # its subjects have their names; digits of a version are no ids
+            content = _told(content, without_paths if name == "environment.json" else told, ids)
+        _need_no_id(content, ids, folder / name)
+        if text := _text(name, content) if name in ("predictions.csv", RECORDS) or (folder / name).is_file() else "":
             write_text(to / name, text)
     if (folder / CONNECTOMES).is_file() and not few_of_a_class(contents.description):
         copy_connectomes(folder, to, sites=not few_of_a_site(contents.description))
     for key in explanations:
-        copied = Path(shutil.copytree(explanation_path(folder, key), explanation_path(to, key)))
-        write_text(copied / "explanation.json", _json(Explanation.load(copied).about, told))
+        original = explanation_path(folder, key)
+        about = _told(Explanation.load(original).about, told, ids)
+        _need_no_id(about, ids, original / "explanation.json")
+        write_text(explanation_path(to, key) / "explanation.json", _text("explanation.json", about))
+        for table in (original / f"{name}.csv" for name in COLUMNS):  # no other file, which may be of single subjects
+            if table.is_file():
+                shutil.copy(table, explanation_path(to, key))
     return sorted(path for path in to.rglob("*") if path.is_file())
 
 
@@ -106,7 +112,8 @@ def _telling(contents: Contents, pseudonyms: Pseudonyms | None) -> tuple[Callabl
         return lambda text: text if text in names else without_paths(text), contents, set()
     ids = {*contents.all_predictions["subject"], *(row["subject"] for row in contents.inclusion)}
     ids |= {one for finding in contents.findings or () for one in finding.subjects}
-    withheld, known = identifying_words_withheld(ids), names - ids
+    rois = contents.known_rois[1] if contents.known_rois else ()  # an id such as 1 is a word of ROI 1
+    withheld, known = identifying_words_withheld(ids), (names | {roi for roi in rois if not has_path(roi)}) - ids
     inclusion = [row | {"subject": pseudonyms(row["subject"])} for row in contents.inclusion]
     adapted = None if contents.adapted is None else pseudonyms.sorted_table(contents.adapted, CELL)
     renamed = replace(
@@ -123,25 +130,57 @@ def _telling(contents: Contents, pseudonyms: Pseudonyms | None) -> tuple[Callabl
     return told, renamed, ids
 
 
-def _json(content: Any, told: Callable[[str], str]) -> str:
-    return json.dumps(_told(content, told), indent=1, ensure_ascii=False) + "\n"
+def _text(name: str, content: Any) -> str:
+    """Content of a file of a copy."""
+    if name == RECORDS:
+        return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in content)
+    if name.endswith(".csv"):
+        return csv_text(pd.DataFrame(content)) if len(content) else ""
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
-def _told(content: Any, told: Callable[[str], str]) -> Any:
+def _need_no_id(content: Any, ids: set[str], place: Path) -> None:
+    """Refuse content with an id left, such as a key, or a site of the same name. Numbers, as of a seed, are no ids."""
+    texts = {*_strings(content)} if ids else set()
+    words = {word for text in texts for word in re.findall(r"[^\s\",]+", text) if len(word) > SHORT}
+    if left := ids & (texts | words):
+        reason = f"names subjects where no pseudonym can take their place, such as {min(left)}"
+        raise InputError(f"{place} {reason}; give them other ids, and run the study again.")
+
+
+def _strings(content: Any) -> Iterator[str]:
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, pd.DataFrame):
+        for name in ("method", "variant", "target", "subject"):
+            yield from content[name].unique()
+    elif isinstance(content, dict | list):
+        for one in (*content.keys(), *content.values()) if isinstance(content, dict) else content:
+            yield from _strings(one)
+
+
+def _told(content: Any, told: Callable[[str], str], ids: set[str]) -> Any:
+    """Content with its texts as they are told; subjects, and findings about them, in an order that does not tell them."""
     if isinstance(content, str):
         return told(content)
-    if isinstance(content, list):
-        values = [_told(value, told) for value in content]
-        subjects = values != content and all(isinstance(value, str) for value in content)
-        return sorted(values) if subjects else values  # the order of ids could tell them
-    return {key: _told(value, told) for key, value in content.items()} if isinstance(content, dict) else content
+    if isinstance(content, dict):
+        return {key: _told(value, told, ids) for key, value in content.items()}
+    if not isinstance(content, list):
+        return content
+    values = [_told(value, told, ids) for value in content]
+    if any(isinstance(value, str) and value in ids for value in content):
+        return sorted(values)
+    if ids and all(isinstance(value, dict) and {"kind", "subjects"} <= value.keys() for value in values):
+        kinds = list(dict.fromkeys(value["kind"] for value in values))
+        values.sort(key=lambda value: (kinds.index(value["kind"]), value["subjects"]))
+    return values
 
 
 def identifying_words_withheld(ids: Iterable[str] = ()) -> Filter:
     """Filter for free text: unchanged if it has no path, id, host or user name, else a replacement."""
     people = {_user(), socket.gethostname(), *socket.gethostname().split(".")[:1], Path.home().name}
     known = set(ids)
-    long = {name for name in known if len(name) > 3}
+    long = {name for name in known if len(name) > SHORT}
     short = {name for name in people if len(name) > 1} | (known - long)  # matched as whole words only
     whole_word = re.compile(r"(?<![^\W_])(?:" + "|".join(map(re.escape, sorted(short))) + r")(?![^\W_])", re.IGNORECASE)
 
