@@ -170,7 +170,7 @@ def test_a_copy_that_fails_is_a_sentence(prepared, typed, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("shutil.copytree", full)
+        patch.setattr("shutil.copy", full)
         code, _, errors = typed("share", "study", "--out", "copy")
     assert code == 2 and errors == "m2lgdg: cannot write copy: No space left on device.\n"
     assert not Path("copy").exists() and temporaries(prepared) == []

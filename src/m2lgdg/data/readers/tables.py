@@ -229,7 +229,7 @@ def read_sheet(path: Path, sheet: str) -> pd.DataFrame:
         raise
     except Exception as error:  # damaged files raise errors of any type in zip, XML and openpyxl
         reason = one_line(error)
-        raise InputError(f"{path} cannot be read as a workbook ({reason}); is it complete, and saved as .xlsx?") from None
+        raise InputError(f"{path} cannot be read as a workbook ({reason}); download it again, or save it as .xlsx.") from None
     table.columns = [str(name).strip() for name in table.columns]
     return table.map(lambda cell: "" if pd.isna(cell) else str(cell).strip())
 
