@@ -53,6 +53,7 @@ STUDIES = {  # cells
     "abide-structure/plus": 60,
     "rest-meta-mdd-connectomes/linear": 240,
     "rest-meta-mdd-connectomes/networks": 936,
+    "rest-meta-mdd-connectomes/more": 432,
     "sensitivity/m2lgdg": 198,
     "sensitivity/margin": 36,
     "sensitivity/connectome": 78,
@@ -625,7 +626,7 @@ def auc_by_seed(decisions):
 @pytest.fixture(scope="module")
 def depression(predictions):
     """Predictions at 12 sites, decisions of a method or variant, and those of a method without and with phenotypes."""
-    tables = {part: predictions[f"rest-meta-mdd-connectomes/{part}"] for part in ("linear", "networks")}
+    tables = {part: predictions[f"rest-meta-mdd-connectomes/{part}"] for part in ("linear", "networks", "more")}
 
     def trained(part, method, variant):
         own = tables[part].query("method == @method and variant == @variant")
@@ -638,7 +639,9 @@ def depression(predictions):
             return None, trained("linear", method, "")
         if method == "m2lgdg-connectome":
             return trained("networks", method, "scan"), trained("networks", method, "")
-        part = "linear" if method in set(tables["linear"]["method"]) else "networks"
+        if method == "mm-gtunets":
+            return trained("more", method, "imaging"), trained("more", method, "")
+        part = next(part for part, table in tables.items() if method in set(table["method"]))
         return trained(part, method, ""), trained(part, method, "phenotypes")
 
     return tables, trained, both
@@ -652,7 +655,7 @@ def test_depression_at_12_sites(depression):
     means = []
     for title, alone, together, over_subjects, over_sites, added in rows_of("mdd-methods"):
         without, own = both(named(title)[0])
-        if "plus" in title:
+        if "variant `plus`" in title:
             without, own = without.add(trained("linear", BEST[0], "")[0], axis=0), own.add(trained("linear", *BEST)[0], axis=0)
         areas = auc_by_seed(own)
         means.append(areas.mean(axis=None))
@@ -668,7 +671,7 @@ def test_depression_at_12_sites(depression):
         assert numbers(alone)[0] == close(auc_by_seed(without).mean(axis=None))
         middle, low, high = numbers(added.replace("to ", ""))
         assert middle == close(means[-1] - auc_by_seed(without).mean(axis=None)) and low < middle < high
-    assert len(means) == 21 and means == sorted(means, reverse=True)
+    assert len(means) == 27 and means == sorted(means, reverse=True)
     assert max(means) >= 60 and means[[row[0] for row in rows_of("mdd-methods")].index("`phenotype-logistic`")] >= 50
 
 
@@ -685,7 +688,7 @@ def test_depression_by_part_of_the_network_and_by_site(depression):
     for site, size, patients, *cells in rows_of("mdd-sites"):
         assert (int(size), int(patients)) == (people.size()[site], people.sum()[site])
         assert numbers(*cells) == close([one[site] for one in areas])
-    own, least, between, shown = numbers(text_of("mdd-power").split("12 sites")[-1].replace("80 %", "").replace("21 rows", ""))
+    own, least, between, shown = numbers(text_of("mdd-power").split("12 sites")[-1].replace("80 %", "").replace("27 rows", ""))
     assert least == pytest.approx(50 + 2.8016 * own, abs=0.2) and shown == pytest.approx(2.8016 * between, abs=0.2)
 
 

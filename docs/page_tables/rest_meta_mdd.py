@@ -24,6 +24,11 @@ def network(method: str, variant: str = "") -> Model:
     return (f"{FOLDER}/networks", method, variant)
 
 
+def other(method: str, variant: str = "") -> Model:
+    """Where one of the six graph and multi-modal networks is."""
+    return (f"{FOLDER}/more", method, variant)
+
+
 def models() -> dict[str, tuple[tuple[Model, ...] | None, tuple[Model, ...]]]:
     """Name -> the method by the connectome alone, if it takes one, and with phenotypes."""
     found: dict[str, tuple[tuple[Model, ...] | None, tuple[Model, ...]]] = {
@@ -39,6 +44,10 @@ def models() -> dict[str, tuple[tuple[Model, ...] | None, tuple[Model, ...]]]:
     for method in dict.fromkeys(predictions(f"{FOLDER}/networks")["method"]):
         if method != NETWORK:
             found[name(method)] = ((network(method),), (network(method, "phenotypes"),))
+    for method in dict.fromkeys(predictions(f"{FOLDER}/more")["method"]):
+        found[name(method)] = ((other(method),), (other(method, "phenotypes"),))
+    # this one takes phenotypes in its base configuration
+    found[name("mm-gtunets")] = ((other("mm-gtunets", "imaging"),), (other("mm-gtunets"),))
     return found
 
 
