@@ -24,6 +24,7 @@ LEAST_SCALE = 0.05  # least scale of an adaptive feature, relative to the mean a
 CONVERGED = 1e-6  # residual of conjugate gradients, relative to the right-hand side
 CHECKED = 1e-3  # relative residual at which products in float32 are followed by one in float64
 MULTIPLE = 8  # columns of a product in float32: BLAS is slower with 6 than with 8
+SVM_TOLERANCE = 1e-6  # of margins; with more subjects than features libsvm needs millions of steps for it, and has its own
 LARGE = 5000  # subjects and features, beyond which a logistic regression goes without the axes of the Gram matrix
 
 
@@ -396,17 +397,36 @@ def svm(problem: Problem) -> Solutions:
     """Linear support vector machine; all penalties and folds take their block of one Gram matrix."""
     from sklearn.svm import SVC
 
-    rows = problem.rows
+    rows, tolerance = problem.rows, SVM_TOLERANCE if problem.rows.wide else 1e-3
     held_out = np.full((len(problem.penalties), len(problem.labels)), np.nan)
     dual, intercepts = np.zeros_like(held_out), np.empty(len(problem.penalties))
     for train, test in problem.fits():
+        train = train[problem.weights[train] > 0]  # SVC counts support vectors without the subjects of no weight
         gram, scored = np.ascontiguousarray(rows.gram[np.ix_(train, train)]), rows.scored_gram[np.ix_(test, train)]
+        weights = problem.weights[train]
         for i, penalty in enumerate(problem.penalties):
-            model = SVC(kernel="precomputed", C=1 / penalty).fit(gram, problem.labels[train], problem.weights[train])
-            held_out[i, test] = scored[:, model.support_] @ model.dual_coef_[0] + model.intercept_[0]
+            model = SVC(kernel="precomputed", C=1 / penalty, tol=tolerance).fit(gram, problem.labels[train], weights)
+            own = np.zeros(len(train))
+            own[model.support_] = model.dual_coef_[0]
+            offset = _svm_intercept(gram @ own, problem.signs[train], own, weights / penalty)
+            held_out[i, test] = scored @ own + offset
             if not len(test):  # the fit on all subjects
-                dual[i, model.support_], intercepts[i] = model.dual_coef_[0], model.intercept_[0]
+                dual[i, train], intercepts[i] = own, offset
     return _from_dual(problem, held_out, dual, intercepts)
+
+
+def _svm_intercept(decision: Floats, signs: Floats, dual: Floats, most: Floats) -> float:
+    """Middle of the intercepts that are optimal beside decisions without one; `most` are the bounds of |dual|.
+
+    Under a strong penalty, all coefficients of classes of the same weight are at their bound, and a range of intercepts is
+    optimal. Rounding would choose from it: libsvm takes an end of the range if it leaves one coefficient off its bound.
+    """
+    part = np.abs(dual) / most
+    needed, inside = signs - decision, 1e-9  # the intercept with which a subject is on its margin
+    grows, shrinks = part < 1 - inside, part > inside
+    least = needed[np.where(signs > 0, grows, shrinks)].max(initial=-np.inf)
+    largest = needed[np.where(signs > 0, shrinks, grows)].min(initial=np.inf)
+    return float((least + largest) / 2)
 
 
 LEARNERS: dict[str, Callable[[Problem], Solutions]] = {"ridge": ridge, "logistic": logistic, "svm": svm}

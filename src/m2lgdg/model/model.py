@@ -139,6 +139,9 @@ class Model:
         """
         need_labels(self.name, source)
         self.method.check()
+        order = np.argsort(source.subjects, kind="stable")
+        if not self.method.stochastic and (np.diff(order) < 0).any():
+            source = source.select(order)  # rounding would choose between penalties of nearly the same AUC
         names = chosen_atlases(self.method.atlases, source)
         need_scans(self.method, source)
         settings: dict[str, Any] = {"seed": seed, "device": device, "progress": progress}
