@@ -252,7 +252,7 @@ def test_the_order_and_the_rounding_of_source_do_not_matter(name):
     fits = [make(name, **small(name, epochs=1, warmup=0)).fit(one, seed=0) for one in (source, shuffled, rounded)]
     expected, *found = [one.predict_proba(fold.target)[:, 1] for one in fits]
     for proba in found:
-        np.testing.assert_allclose(proba, expected, atol=2e-2 if name == "fc-svm" else 2e-3)  # libsvm stops early
+        np.testing.assert_allclose(proba, expected, atol=2e-3)
 
 
 def older(fold):

@@ -186,3 +186,42 @@ def test_the_gram_matrix_of_many_subjects_is_made_of_halves(monkeypatch, subject
     found = Rows(x, np.zeros((1, 30)), np.zeros(subjects, dtype=int)).gram
     np.testing.assert_allclose(found, gram, atol=1e-6 * gram.max())
     np.testing.assert_array_equal(found, found.T)
+
+
+def svm_problem(weights, order=slice(None), penalty=1.0):
+    """Three features of 40 subjects, some of which have no weight."""
+    rng = np.random.default_rng(4)
+    labels = (np.arange(40) % 2).astype(np.int8)
+    rows = Rows(rng.normal(size=(40, 3)) + labels[:, None], np.zeros((1, 3)), np.zeros(40, dtype=int))
+    return Problem(rows.take(order), labels[order], weights[order], [], np.array([penalty]))
+
+
+def test_an_svm_is_that_of_the_subjects_with_weight():
+    """scikit-learn numbers support vectors without the others."""
+    weights = np.where(np.arange(40) < 9, 0.0, 1.0)
+    x, labels = (problem := svm_problem(weights)).rows.trained, problem.labels
+    found = solvers.svm(problem)
+    expected = SVC(kernel="linear", C=1.0, tol=1e-8).fit(x[9:], labels[9:])
+    np.testing.assert_allclose(found.coefficients(0), expected.coef_[0], atol=1e-2)
+    np.testing.assert_allclose(found.held_out[0], expected.decision_function(x), atol=1e-2)
+
+
+def test_the_intercept_of_an_svm_is_the_middle_of_those_that_are_optimal():
+    """All coefficients are at their bound here, all but for rounding: each of a range of intercepts has the same loss."""
+    rng = np.random.default_rng(0)
+    weights = np.repeat(rng.uniform(0.5, 2.0, 20), 2)  # of the same sum in both classes, which rounding decides
+    problem = svm_problem(weights, penalty=1000.0)
+    found = solvers.svm(problem)
+    decision = problem.rows.trained @ found.coefficients(0)
+
+    def loss(intercept):
+        return float(weights @ np.maximum(1 - problem.signs * (decision + intercept), 0))
+
+    tried = np.linspace(-2, 2, 4001)
+    losses = np.array([loss(one) for one in tried])
+    optimal = tried[losses < losses.min() + 1e-9]
+    assert np.ptp(optimal) > 0.5
+    assert found.intercepts[0] == pytest.approx((optimal[0] + optimal[-1]) / 2, abs=2e-3)
+    for seed in range(10):
+        order = np.random.default_rng(seed).permutation(40)
+        assert solvers.svm(svm_problem(weights, order, 1000.0)).intercepts[0] == pytest.approx(found.intercepts[0], abs=1e-9)
