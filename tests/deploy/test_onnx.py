@@ -265,7 +265,11 @@ def tangent(matrix, reference):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "name", ["fc-logistic", "tangent-logistic", "tangent-pearson-ridge", "brainnetcnn", "brainnet-transformer", "braingnn"]
+    "name",
+    [
+        *("fc-logistic", "tangent-logistic", "tangent-pearson-ridge", "brainnetcnn", "brainnet-transformer", "braingnn"),
+        "m2lgdg-connectome",
+    ],
 )
 def test_the_inputs_of_a_model_of_connectomes(name, kind, fold):
     """As somebody would make them who has the connectome and the words of the JSON."""
@@ -279,7 +283,7 @@ def test_the_inputs_of_a_model_of_connectomes(name, kind, fold):
         matrices = [change.get(kind, np.array)(one) for one in correlations(cohort.series)]
         return replace(cohort, series=Connectomes.of(matrices, kind, len(spread)))
 
-    quick = {"epochs": 1} if name.startswith("brain") else {}
+    quick = {"epochs": 1} if name.startswith(("brain", "m2lgdg")) else {}
     fitted = make(name, **small(name) | quick if quick else {}).fit(made(fold.source), seed=0)
     target = made(fold.target)
     inputs = prepared(fitted, target)
@@ -293,6 +297,7 @@ def test_the_inputs_of_a_model_of_connectomes(name, kind, fold):
     definite = (1 - a) * r + a * np.eye(len(r))
     inverse = np.linalg.inv(definite)
     partial = r if kind == "partial-correlation" else inverse / np.sqrt(np.outer(np.diag(inverse), np.diag(inverse)))
+    off = np.not_equal(*np.triu_indices(len(z)))
     by_hand = {
         ("fc", 2): lambda _: z[np.triu_indices(len(z), 1)],
         ("fc", 3): lambda _: z * (1 - np.eye(len(z))),
@@ -300,6 +305,7 @@ def test_the_inputs_of_a_model_of_connectomes(name, kind, fold):
         ("partial", 3): lambda _: np.abs(partial) * (1 - np.eye(len(z))),
         ("tangent", 2): lambda one: tangent(definite, one["reference"]),
         ("tangent_pearson", 2): lambda one: tangent(shrunk(r), one["reference"]),
+        ("tangent_edges", 2): lambda one: tangent(shrunk(r), one["reference"])[off],
     }
     said = {"fisher-z": "Fisher z of the conn", "covariance": "divided by the sds of both ROIs", "correlation": "the correlat"}
     for block, one in words.items():

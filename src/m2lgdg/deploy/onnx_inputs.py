@@ -15,12 +15,18 @@ RESAMPLED = (
 )
 FISHER = f"0 with a ROI that never changes; clipped to -{CLIP} ... {CLIP}; then Fisher z, arctanh"
 CORRELATION = f"Pearson correlations of the (time, roi) series in double precision; {FISHER}"
-TANGENT = (
+LOGARITHM = (
     "at least 1e-6 of the mean variance added to its diagonal; W C W with W the inverse square root of `reference`; its matrix "
-    "logarithm; upper triangle with the diagonal, row by row, off-diagonal times sqrt 2"
+    "logarithm"
 )
+TANGENT = f"{LOGARITHM}; upper triangle with the diagonal, row by row, off-diagonal times sqrt 2"
 SHRUNK = "Ledoit-Wolf covariance of the series after each ROI was set to mean 0 and sd 1 (a ROI that never changes: 0)"
 EDGES = "of the ROI pairs (i, j), i < j, row by row: (1,2), (1,3), ..., (2,3), ..."
+TANGENT_EDGES = f"{LOGARITHM}; times sqrt 2; {EDGES}"
+ROWS = (
+    "Pearson correlations of the (time, roi) series; Ledoit-Wolf covariance with the rows of this matrix, minus their mean, as "
+    "observations"
+)
 PREPARED = {  # by name and number of dimensions: (subject, value) or (subject, row, column)
     ("series", 3): f"{RESAMPLED}, divided by (its population sd + {SERIES_EPSILON:g}); transposed to (roi, time)",
     ("scaled_series", 3): (
@@ -37,10 +43,8 @@ PREPARED = {  # by name and number of dimensions: (subject, value) or (subject, 
     ("fc", 3): f"{CORRELATION}; the whole symmetric matrix, with 0 on the diagonal",
     ("partial", 3): f"absolute partial correlations from the inverse of the {SHRUNK}; 0 on the diagonal",
     ("tangent", 2): f"{SHRUNK}, {TANGENT}",
-    ("tangent_pearson", 2): (
-        "Pearson correlations of the (time, roi) series; Ledoit-Wolf covariance with the rows of this matrix, minus their "
-        f"mean, as observations, {TANGENT}"
-    ),
+    ("tangent_pearson", 2): f"{ROWS}, {TANGENT}",
+    ("tangent_edges", 2): f"{ROWS}, {TANGENT_EDGES}",
     ("correlation", 3): (
         "Pearson correlations of the (time, roi) series in double precision; 0 with a ROI that never changes; the whole "
         "symmetric matrix, with 1 on the diagonal"
@@ -68,6 +72,7 @@ def prepared_connectome(kind: str, name: str, dimensions: int) -> str | None:
         z = f"the Fisher z of the connectome, clipped to -{LARGEST_Z:.7g} ... {LARGEST_Z:.7g}"
     matrix, least = f"{CORRELATIONS[kind]}, with 1 on the diagonal", f"{LEAST_EIGENVALUE:g}"
     definite = f"R, {matrix}; C = (1 - a) R + a I, a at least {least} and so large that no eigenvalue of C is below {least}"
+    rows = f"{matrix}; Ledoit-Wolf covariance C with the rows of this matrix, minus their mean, as observations"
     partial = f"absolute partial correlations from the inverse of C: {definite}; 0 on the diagonal"
     if kind == scans.PARTIAL:
         partial = f"absolute values of {CORRELATIONS[kind]}; 0 on the diagonal"
@@ -77,9 +82,8 @@ def prepared_connectome(kind: str, name: str, dimensions: int) -> str | None:
         ("correlation", 3): f"{matrix}; the whole symmetric matrix",
         ("partial", 3): partial,
         ("tangent", 2): f"{definite}; {TANGENT}",
-        ("tangent_pearson", 2): (
-            f"{matrix}; Ledoit-Wolf covariance C with the rows of this matrix, minus their mean, as observations; {TANGENT}"
-        ),
+        ("tangent_pearson", 2): f"{rows}; {TANGENT}",
+        ("tangent_edges", 2): f"{rows}; {TANGENT_EDGES}",
         ("phenotypes", 2): PREPARED["phenotypes", 2],
     }.get((name, dimensions))
 

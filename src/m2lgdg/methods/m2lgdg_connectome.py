@@ -1,7 +1,7 @@
 """M²LG-DG on connectomes: the framework of `m2lgdg.py` with two encoders that read functional connectivity (FC).
 
-The token of a ROI is its row of FC and both readouts keep the ROIs; all parts after the encoders, the graph and the losses
-are the paper's.
+The token of a ROI is its row of FC, or of the tangent-space matrix (`m2lgdg_tangent.py`), and both readouts keep the ROIs; all
+parts after the encoders, the graph and the losses are the paper's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from m2lgdg.connectivity import fc_features
 from m2lgdg.deep import Batch, PartsNetwork, Shape, total_of
 from m2lgdg.graph import chebyshev, propagation, thresholded
 from m2lgdg.method import ANY_SCAN, method
-from m2lgdg.methods import m2lgdg_structure
+from m2lgdg.methods import m2lgdg_structure, m2lgdg_tangent
 from m2lgdg.methods.connectome_adaptive import ConnectomeAdaptive
 from m2lgdg.methods.linear import VIEWS, note_on_connectomes, standardised_block
 from m2lgdg.methods.linear_head import LinearHead, WithLinearHead
@@ -102,16 +102,19 @@ class LocalEncoder(nn.Module):
 
 
 class Network(m2lgdg_structure.Network):
-    """M²LG-DG with these two encoders. FC is centred and scaled first, with values of source."""
+    """M²LG-DG with these two encoders. FC is centred and scaled first, with values of source.
+
+    A network of tangent-space edges has their values instead (`prefix`); `Members` gives it these edges in place of FC.
+    """
 
     config: M2LGDGConnectome
 
-    def __init__(self, shape: Shape, config: M2LGDGConnectome) -> None:
+    def __init__(self, shape: Shape, config: M2LGDGConnectome, prefix: str = "") -> None:
         super().__init__(shape, config)
         if not config.imaging:
             return
         for name in ("mean", "scale", "slopes"):  # (edge,), (edge,) and (input, edge); a model stores them once, as fitted
-            self.register_buffer(name, torch.from_numpy(np.array(shape.fitted[name])), persistent=False)
+            self.register_buffer(name, torch.from_numpy(np.array(shape.fitted[f"{prefix}{name}"])), persistent=False)
         edge = torch.zeros(shape.n_rois, shape.n_rois, dtype=torch.int64)
         above = torch.triu_indices(shape.n_rois, shape.n_rois, 1)
         edge[above[0], above[1]] = edge[above[1], above[0]] = torch.arange(len(above[0]))
@@ -138,12 +141,22 @@ class Network(m2lgdg_structure.Network):
         return rows * self.get_buffer("off_diagonal")
 
 
+def fc_members(members: int) -> int:
+    """How many members read FC where the others read tangent-space edges: half, and one more if they are odd."""
+    return -(-members // 2)
+
+
 class Members(PartsNetwork):
-    """Networks trained side by side, each from its own initial weights, on its own batches; their logits are averaged."""
+    """Networks trained side by side, each from its own initial weights, on its own batches; their logits are averaged.
+
+    The first half reads FC; the others read tangent-space edges, if these were fitted.
+    """
 
     def __init__(self, shape: Shape, config: M2LGDGConnectome) -> None:
         super().__init__()
-        self.networks = nn.ModuleList(Network(shape, config) for _ in range(config.members))
+        self.of_fc = fc_members(config.members) if f"{m2lgdg_tangent.PREFIX}mean" in shape.fitted else config.members
+        prefixes = [m2lgdg_tangent.PREFIX if i >= self.of_fc else "" for i in range(config.members)]
+        self.networks = nn.ModuleList(Network(shape, config, prefix) for prefix in prefixes)
 
     @property
     def modalities(self) -> tuple[str, ...]:
@@ -152,17 +165,31 @@ class Members(PartsNetwork):
         return cast(tuple[str, ...], first.modalities)
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
-        each: list[dict[str, Tensor]] = [network.parts(batch) for network in self.networks]  # type: ignore[operator]
+        views = [batch] * self.of_fc + [self.of_tangent(batch)] * (len(self.networks) - self.of_fc)
+        each: list[dict[str, Tensor]] = [
+            network.parts(view)  # type: ignore[operator]
+            for network, view in zip(self.networks, views, strict=True)
+        ]
         parts = {"fused": torch.cat([one["fused"] for one in each], dim=1)}
         for name in ("logits", "gate"):
             if name in each[0]:
                 parts[name] = torch.stack([one[name] for one in each]).mean(dim=0)
         return parts
 
+    def of_tangent(self, batch: Batch) -> Batch:
+        """Subjects with their tangent-space edges in place of FC; unchanged if no network reads these."""
+        if self.of_fc == len(self.networks):
+            return batch
+        first: Any = self.networks[0]
+        return replace(batch, features={**batch.features, first.config.view: batch[m2lgdg_tangent.EDGES]})
+
     def baselines(self) -> dict[str, Tensor]:
         """Means of source, from which integrated gradients start: the network sees deviations from them."""
-        first: Any = self.networks[0]
-        return {first.config.view: first.mean} if first.config.imaging else {}
+        first, last = cast(Any, self.networks[0]), cast(Any, self.networks[-1])
+        if not first.config.imaging:
+            return {}
+        tangent = {m2lgdg_tangent.EDGES: last.mean} if self.of_fc < len(self.networks) else {}
+        return {first.config.view: first.mean} | tangent
 
     def each(self, function: Callable[[nn.Module, Batch], dict[str, Tensor]], batch: Batch) -> dict[str, Tensor]:
         """(member,) results of a function of each network and its rows of the batch: equally many rows each, in order."""
@@ -182,7 +209,8 @@ class M2LGDGConnectome(WithTables, WithLinearHead, M2LGDG):
 
     In training, FC is centred by site; a target subject is centred by the mean of source. Each edge is scaled by a power of
     its association with the label in source, and edges are dropped at random. The last epoch is kept. FC is frame-weighted as
-    in `connectome-adaptive`; on connectomes it is plain FC.
+    in `connectome-adaptive`; on connectomes it is plain FC. Half of the members read rows of the tangent-space matrix of
+    `tangent-pearson-ridge` instead; whether its edges are scaled by association is chosen at left-out source sites.
     Tables of brain structure are further modalities (`m2lgdg_structure.py`); variant `no-structure` takes none, and variant
     `structure` nothing else.
     Variant `scan` takes the scan alone. Variant `plus` decides by the mean of two calibrated logits: that of the network and
@@ -201,6 +229,7 @@ class M2LGDGConnectome(WithTables, WithLinearHead, M2LGDG):
     scaling_power: float = 3.0  # of the association; above 1, the network sees little of weakly associated edges
     confounds: tuple[str, ...] = ()  # phenotypes regressed out of edges, within sites
     edge_dropout: float = 0.5
+    tangent: bool = True  # half of the members read rows of the tangent-space matrix
     tables: str | tuple[str, ...] = "all"  # of brain structure: "all", "none", or their names
     table_dropout: float = 0.5  # of columns
     members: int = 4
@@ -248,6 +277,8 @@ class M2LGDGConnectome(WithTables, WithLinearHead, M2LGDG):
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
         self._source = source
+        if self.tangent and self.imaging and self.members > 1:
+            self.state_[m2lgdg_tangent.REFERENCE] = m2lgdg_tangent.fitted_reference(source)
         try:
             super().learn(source, seed=seed, device=device, progress=progress)
         finally:
@@ -266,6 +297,8 @@ class M2LGDGConnectome(WithTables, WithLinearHead, M2LGDG):
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
         """In variant `plus`, after training, also those of the linear model."""
         own = {self.view: fc_features(cohort.scans, VIEWS[self.view])} if self.imaging else {}
+        if m2lgdg_tangent.REFERENCE in self.state_:  # not so in models of 0.1.0
+            own[m2lgdg_tangent.EDGES] = m2lgdg_tangent.tangent_edges(cohort, self.state_[m2lgdg_tangent.REFERENCE])
         linear = self.linear_features(cohort) if self.plus and self._source is None else {}
         return {name: torch.from_numpy(value) for name, value in (own | self.table_features(cohort) | linear).items()}
 
@@ -276,26 +309,39 @@ class M2LGDGConnectome(WithTables, WithLinearHead, M2LGDG):
         further = self.table_columns() | (self.linear_weights(train) if self.plus else {})
         if not self.imaging:
             return further
+        fitted = self.fit_edges(self.view, train, features)
+        if m2lgdg_tangent.EDGES in features:
+            of_tangent = self.fit_edges(m2lgdg_tangent.EDGES, train, features)
+            fitted |= {f"{m2lgdg_tangent.PREFIX}{name}": value for name, value in of_tangent.items()}
         edges = features[self.view].cpu().numpy()  # (subject, edge)
+        correlation = np.tanh(edges).mean(axis=0, dtype=np.float64)  # (edge,); the paper's graph is of mean correlations
+        return {"adjacency": self.group_graph(correlation, len(train.rois)), **fitted, **further}
+
+    def fit_edges(self, feature: str, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[np.float32]]:
+        """Mean, scale and confound slopes of each edge of a feature; keeps the offsets of sites for the training."""
+        assert self._source is not None and self._offsets is not None
+        edges = features[feature].cpu().numpy()  # (subject, edge)
         weights = balance(train)  # of patients and controls, within each site
         scaler = PhenotypeScaler.fit(train, self.facts_["inputs"])
         columns = [i for i, name in enumerate(self.facts_["inputs"]) if name in self.confounds]
         confounds = scaler.transform(train)[:, columns] if columns else None
         rows, centre, spread, slopes = standardised_block(edges, train, weights, self.centring == "site", confounds)
+        scaling = self.scaling
+        if feature == m2lgdg_tangent.EDGES and scaling == "association":
+            self.facts_["tangent"] = m2lgdg_tangent.chosen_scaling(rows, train, weights)
+            scaling = self.facts_["tangent"]["scaling"]
         signs = np.where(train.labels == 1, 1.0, -1.0)
         scale = np.ones_like(spread)
-        if self.scaling == "association":
+        if scaling == "association":
             scale = self.edge_scale(association(rows.trained.astype(np.float64), signs, weights))
         offsets = np.zeros((len(self._source.site_names), len(centre)))
         offsets[[self._source.site_names.index(site) for site in np.unique(train.sites)]] = rows.shift * spread
-        self._offsets[self.view] = torch.from_numpy(offsets.astype(np.float32)).to(features[self.view].device)
+        self._offsets[feature] = torch.from_numpy(offsets.astype(np.float32)).to(features[feature].device)
         all_slopes = np.zeros((len(self.facts_["inputs"]), len(centre)))
         if slopes is not None:
             all_slopes[columns] = slopes
         fitted = {"mean": centre, "scale": scale / spread, "slopes": all_slopes}
-        single = {name: value.astype(np.float32) for name, value in fitted.items()}
-        correlation = np.tanh(edges).mean(axis=0, dtype=np.float64)  # (edge,); the paper's graph is of mean correlations
-        return {"adjacency": self.group_graph(correlation, len(train.rois)), **single, **further}
+        return {name: value.astype(np.float32) for name, value in fitted.items()}
 
     def edge_scale(self, strength: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """(edge,) scales: the field `scaling_power` of the association, with the same mean square for any power."""
@@ -323,9 +369,19 @@ class M2LGDGConnectome(WithTables, WithLinearHead, M2LGDG):
         return epoch == self.epochs - 1
 
     def centred(self, batch: Batch) -> Batch:
-        """Training subjects, moved by the offset of their site from the mean of source; not by that of a table they lack."""
+        """Training subjects, moved by the offset of their site from the mean of source; not by that of a table they lack.
+
+        FC of the rows of members that read tangent-space edges is replaced by these.
+        """
         assert self._offsets is not None
-        moved = {name: batch[name] - offset[batch.site] for name, offset in self._offsets.items()}
+        offsets, edges = dict(self._offsets), m2lgdg_tangent.EDGES
+        moved: dict[str, Tensor] = {}
+        if (of_tangent := offsets.pop(edges, None)) is not None:
+            of_fc, fc = fc_members(self.members) * (len(batch) // self.members), offsets.pop(self.view)
+            moved[self.view] = torch.empty_like(batch[edges])  # (subject, edge)
+            torch.sub(batch[self.view][:of_fc], fc[batch.site[:of_fc]], out=moved[self.view][:of_fc])
+            torch.sub(batch[edges][of_fc:], of_tangent[batch.site[of_fc:]], out=moved[self.view][of_fc:])
+        moved |= {name: batch[name] - offset[batch.site] for name, offset in offsets.items()}
         for name in self._shifts:
             moved[name] = moved[name] * batch[name].any(dim=1, keepdim=True)
         return replace(batch, features=moved)
