@@ -186,6 +186,8 @@ def _shrunk(x: Floats) -> Floats:
     t, n = x.shape
     sample = x.T @ x / t
     mu = np.trace(sample) / n
+    if not mu:  # a flat scan, whose ROIs do not correlate
+        return np.eye(n)
     distance = (sample**2).sum() - n * mu**2  # |S - mu I|^2
     error = (((x**2).sum(axis=1) ** 2).sum() / t - (sample**2).sum()) / t  # mean of |x x' - S|^2, over t
     shrinkage = min(error, distance) / distance if distance > 0 else 0.0

@@ -141,3 +141,13 @@ def test_predictions_need_no_phenotypes_though_the_fit_uses_them(fold):
     aged = fold.source.phenotypes.assign(age=fold.source.phenotypes["age"] * (1 + (fold.source.labels == 1)))
     other = make("combat-logistic").fit(dataclasses.replace(fold.source, phenotypes=aged))
     assert not np.allclose(other.state_["fc.weights"], own.state_["fc.weights"])
+
+
+def test_a_site_where_all_scans_are_the_same():
+    """Its variance is 0 in every feature; the values stay finite, and those of a cohort of one scan stay as they are."""
+    rng = np.random.default_rng(0)
+    values, sites = rng.normal(size=(12, 5)), np.array(["a"] * 6 + ["b"] * 6)
+    values[6:] = values[6]
+    assert np.isfinite(combat(values, sites, np.zeros((12, 0)))).all()
+    same = np.tile(values[0], (12, 1))
+    np.testing.assert_allclose(combat(same, sites, np.zeros((12, 0))), same, atol=1e-12)

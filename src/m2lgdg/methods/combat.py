@@ -46,7 +46,8 @@ def combat(values: Features, sites: npt.NDArray[np.str_], covariates: Floats) ->
     for number in range(len(names)):
         here = site == number
         effect = shrunk(standardised[here])
-        standardised[here] = (standardised[here] - effect.location) / np.sqrt(effect.scale)
+        spread = np.sqrt(np.where(effect.scale > 0, effect.scale, 1.0))  # 0 where all scans of the site are the same
+        standardised[here] = (standardised[here] - effect.location) / spread
     return standardised * sd + expected
 
 
@@ -63,7 +64,8 @@ def shrunk(values: Floats) -> SiteEffect:
     new, square = location, scale
     for _ in range(STEPS):
         before, earlier = new, square
-        new = (n * width * location + square * centre) / (n * width + square)
+        total = n * width + square
+        new = np.divide(n * width * location + square * centre, total, out=location.copy(), where=total > 0)
         if n > 1:
             square = (((values - new) ** 2).sum(axis=0) / 2 + rate) / (n / 2 + shape - 1)
         pairs = (new, before), (square, earlier)

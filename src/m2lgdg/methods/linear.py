@@ -18,7 +18,7 @@ from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import View, covariances, deviations, fc_features, frame_weighted, standardised
 from m2lgdg.method import ANY_SCAN, Method, method
 from m2lgdg.methods.amplitude import AmplitudeRange, UsesAmplitude, fill_standardised, standardised_scans
-from m2lgdg.methods.solvers import CHUNK, LEARNERS, Features, Problem, Rows, adaptive_ridge, combine
+from m2lgdg.methods.solvers import CHUNK, Features, Problem, Rows, combine, solved
 from m2lgdg.methods.tables import CONFOUNDS as TABLE_CONFOUNDS
 from m2lgdg.methods.tables import NONE, TableBlock, TakesTables, chosen_tables, table_weights
 from m2lgdg.methods.within_sites import balance, held_parts, mean_site_auc, site_averages, source_folds
@@ -300,10 +300,9 @@ class Linear(TakesTables, UsesAmplitude, Method):
         """For all penalties, of which the one with the best mean AUC over held-out source sites is taken."""
         rows, centre, scale, _ = standardised
         penalties = self.penalties_of(name)
-        factors = np.array(penalties) * rows.mean_square
         weights = balance(source) if name == "phenotypes" and self.held_phenotypes else self._subject_weights(source)
-        problem = Problem(rows, source.labels, weights, folds, factors)
-        solutions = adaptive_ridge(problem) if name in self.adaptive else LEARNERS[self.learner](problem)
+        problem = Problem(rows, source.labels, weights, folds, np.array(penalties) * rows.mean_square)
+        solutions = solved(problem, "adaptive" if name in self.adaptive else self.learner)
         best = int(np.argmax([mean_site_auc(decision, source) for decision in solutions.held_out]))
         unscaled = solutions.coefficients(best) / scale
         intercept = float(solutions.intercepts[best] - centre @ unscaled)
@@ -370,8 +369,9 @@ def standardised_block(
         if len(slopes):
             values -= confounds @ slopes[:, part]
         spread = np.sqrt(np.einsum("i,ij,ij->j", weights, values, values) / weights.sum())
-        scale[part] = np.where(spread > SMALLEST_SPREAD * units[part], spread, units[part])
-        np.divide(values, scale[part], out=trained[:, part], casting="same_kind")
+        varies = spread > SMALLEST_SPREAD * units[part]
+        scale[part] = np.where(varies, spread, units[part])
+        np.divide(values * varies, scale[part], out=trained[:, part], casting="same_kind")  # rounding is no feature
     return Standardised(Rows(trained, (means - centre) / scale, site), centre, scale, slopes if len(slopes) else None)
 
 

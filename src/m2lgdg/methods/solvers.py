@@ -429,4 +429,18 @@ def _svm_intercept(decision: Floats, signs: Floats, dual: Floats, most: Floats) 
     return float((least + largest) / 2)
 
 
-LEARNERS: dict[str, Callable[[Problem], Solutions]] = {"ridge": ridge, "logistic": logistic, "svm": svm}
+LEARNERS: dict[str, Callable[[Problem], Solutions]] = {
+    "ridge": ridge,
+    "adaptive": adaptive_ridge,
+    "logistic": logistic,
+    "svm": svm,
+}
+
+
+def solved(problem: Problem, learner: str) -> Solutions:
+    """By one of `LEARNERS`; decisions of 0 where no feature varies, as intercepts of folds would be taken for decisions."""
+    if problem.rows.mean_square > 0:
+        return LEARNERS[learner](problem)
+    nothing = np.zeros(problem.rows.trained.shape[1])
+    shape = len(problem.penalties), len(problem.labels)
+    return Solutions(np.zeros(shape), np.zeros(len(problem.penalties)), lambda _: nothing)
