@@ -185,6 +185,7 @@ def shape_of(n, draw):
     edges = n * (n - 1) // 2
     fitted = {"adjacency": (draw.random((n, n)) > 0.5), "mean": draw.normal(size=edges), "scale": draw.random(edges)}
     fitted |= {"slopes": draw.normal(size=(3, edges))}
+    fitted |= {f"tangent.{name}": value[..., ::-1] for name, value in fitted.items() if name != "adjacency"}
     return Shape(n, 200, 3, 4, {name: value.astype(np.float32) for name, value in fitted.items()})
 
 
@@ -201,10 +202,13 @@ def test_members_together_have_the_losses_and_gradients_of_one_after_another(var
     config = M2LGDGConnectome(**SMALL | M2LGDGConnectome.variants[variant] | changes)
     config.class_weight = torch.tensor([0.8, 1.4])
     draw = np.random.default_rng(0)
-    features = {"fc": torch.from_numpy(draw.normal(size=(24, 36)).astype(np.float32))} if config.imaging else {}
+    drawn = {name: torch.from_numpy(draw.normal(size=(24, 36)).astype(np.float32)) for name in ("fc", "tangent_edges")}
+    features = drawn if config.imaging else {}
     phenotypes = torch.from_numpy(draw.normal(size=(24, 3 if config.phenotypes else 0)).astype(np.float32))
     batch = Batch(features, phenotypes, torch.arange(24) % 2, torch.arange(24) % 4)
     shape = dataclasses.replace(shape_of(9, draw), n_inputs=phenotypes.shape[1])
+    if not config.imaging:
+        shape = dataclasses.replace(shape, fitted={})
     results = []
     for form in (plain_form, fast_form):
         torch.manual_seed(0)

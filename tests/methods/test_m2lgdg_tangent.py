@@ -11,6 +11,7 @@ from sklearn.covariance import ledoit_wolf
 from m2lgdg import METHODS, Model, leave_one_site_out, make_cohort
 from m2lgdg.connectivity import fc_features, row_covariances, upper_triangle
 from m2lgdg.explain.attribution import explain
+from m2lgdg.methods import m2lgdg_tangent
 from m2lgdg.methods.m2lgdg_connectome import M2LGDGConnectome
 from m2lgdg.methods.m2lgdg_tangent import EDGES, REFERENCE, chosen_scaling, fitted_reference, tangent_edges
 from m2lgdg.methods.solvers import Rows
@@ -120,6 +121,29 @@ def test_a_saved_model_predicts_the_same(fold, fitted, tmp_path):
     loaded = Model.load(Model(fitted).save(tmp_path / "model"))
     np.testing.assert_array_equal(loaded.predict_proba(fold.target), fitted.predict_proba(fold.target))
     assert loaded.facts_["tangent"] == fitted.facts_["tangent"]
+
+
+def test_seeds_share_the_edges_of_source_and_nothing_else_does(fold, monkeypatch):
+    m2lgdg_tangent.SOURCES.results.clear()
+    counted = []
+    kept = m2lgdg_tangent.tangent_edges
+    monkeypatch.setattr(m2lgdg_tangent, "tangent_edges", lambda *given: counted.append(len(given[0])) or kept(*given))
+    first, second = (make(NAME, **SMALL | {"epochs": 1, "warmup": 0}).fit(fold.source, seed=seed) for seed in (0, 1))
+    assert counted == [90]
+    assert first.state_[REFERENCE] is not second.state_[REFERENCE]
+    first.predict_proba(fold.target)
+    assert counted == [90, 30]
+    noise = [np.random.default_rng(i).normal(size=one.shape).astype(np.float32) for i, one in enumerate(fold.source.series)]
+    other = make(NAME, **SMALL | {"epochs": 1, "warmup": 0}).fit(dataclasses.replace(fold.source, series=noise), seed=0)
+    assert counted == [90, 30, 90]
+    assert np.abs(other.state_[REFERENCE] - first.state_[REFERENCE]).max() > 0.01
+
+    class Own(M2LGDGConnectome):
+        """A class of somebody else."""
+
+    Own(**SMALL | {"epochs": 1, "warmup": 0}).fit(fold.source, seed=0)
+    Own(**SMALL | {"epochs": 1, "warmup": 0}).fit(fold.source, seed=0)
+    assert counted == [90, 30, 90, 90, 90]
 
 
 # Scaling.

@@ -278,7 +278,7 @@ class M2LGDGConnectome(WithTables, WithLinearHead, M2LGDG):
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
         self._source = source
         if self.tangent and self.imaging and self.members > 1:
-            self.state_[m2lgdg_tangent.REFERENCE] = m2lgdg_tangent.fitted_reference(source)
+            self.state_[m2lgdg_tangent.REFERENCE] = m2lgdg_tangent.source_reference(source, self._content())
         try:
             super().learn(source, seed=seed, device=device, progress=progress)
         finally:
@@ -298,9 +298,20 @@ class M2LGDGConnectome(WithTables, WithLinearHead, M2LGDG):
         """In variant `plus`, after training, also those of the linear model."""
         own = {self.view: fc_features(cohort.scans, VIEWS[self.view])} if self.imaging else {}
         if m2lgdg_tangent.REFERENCE in self.state_:  # not so in models of 0.1.0
-            own[m2lgdg_tangent.EDGES] = m2lgdg_tangent.tangent_edges(cohort, self.state_[m2lgdg_tangent.REFERENCE])
+            own[m2lgdg_tangent.EDGES] = self.tangent_features(cohort)
         linear = self.linear_features(cohort) if self.plus and self._source is None else {}
         return {name: torch.from_numpy(value) for name, value in (own | self.table_features(cohort) | linear).items()}
+
+    def tangent_features(self, cohort: Cohort) -> npt.NDArray[np.float32]:
+        """(subject, edge) tangent-space edges, in training those of source."""
+        reference = self.state_[m2lgdg_tangent.REFERENCE]
+        if self._source is None:
+            return m2lgdg_tangent.tangent_edges(cohort, reference)
+        return m2lgdg_tangent.source_edges(cohort, reference, self._content())
+
+    def _content(self) -> str | None:
+        """Hash of source, under which fits share what they compute of it; None for a class of a plugin, which does not."""
+        return str(self.facts_["source"]["hash"]) if type(self) is M2LGDGConnectome else None
 
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
         """The group graph (Eq. 3), and mean, scale and confound slopes of each edge; the offsets of sites are not saved."""
