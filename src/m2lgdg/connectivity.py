@@ -170,6 +170,21 @@ def _of_rows(rows: Floats) -> Floats:
     return _shrunk(rows - rows.mean(axis=0))
 
 
+def log_features(scans: Scans) -> Singles:
+    """(subject, roi (roi + 1) / 2) matrix logarithms of `row_covariances`, off-diagonal entries times sqrt 2.
+
+    Log-Euclidean coordinates: those of a tangent space at the identity, so that nothing is fitted.
+    """
+    return _of_subjects(scans, LOGARITHMS)
+
+
+def _log_coordinates(matrix: Floats) -> Floats:
+    values, vectors = np.linalg.eigh(matrix)
+    rows, columns = np.triu_indices(len(matrix))
+    log = (vectors * np.log(np.maximum(values, 1e-12))) @ vectors.T
+    return np.asarray(log[rows, columns] * np.where(rows == columns, 1.0, np.sqrt(2.0)))
+
+
 def _positive_definite(one: Singles, kind: str, n: int) -> Floats:
     matrix = own_correlation(one, kind, n)
     least = min(float(np.linalg.eigvalsh(matrix)[0]), 0.0)
@@ -224,7 +239,13 @@ ROW_COVARIANCES = Feature(
     _row_covariance,
     lambda one, kind, n: _of_rows(own_correlation(one, kind, n)),
 )
-SHARED = frozenset(map(id, (*EDGES, AMPLITUDE, COVARIANCES, ROW_COVARIANCES)))
+LOGARITHMS = Feature(
+    "logarithms",
+    lambda rois: (rois * (rois + 1) // 2,),
+    lambda one: _log_coordinates(_row_covariance(one)),
+    lambda one, kind, n: _log_coordinates(_of_rows(own_correlation(one, kind, n))),
+)
+SHARED = frozenset(map(id, (*EDGES, AMPLITUDE, COVARIANCES, ROW_COVARIANCES, LOGARITHMS)))
 
 
 class CohortFeatures:

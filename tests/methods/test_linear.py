@@ -2,15 +2,14 @@
 
 import numpy as np
 import pytest
+from scipy.linalg import logm
 
 from m2lgdg import make, make_cohort
-from m2lgdg.connectivity import fc_features
-from m2lgdg.methods import linear
+from m2lgdg.connectivity import amplitude_features, deviations, fc_features, frame_weighted, row_covariances
 from m2lgdg.methods.linear import _Recent, standardised_block
 from m2lgdg.methods.solvers import LEAST_SCALE, Problem, Rows, association
 from m2lgdg.methods.within_sites import balance, site_averages
 from m2lgdg.metrics import platt
-from m2lgdg.registry import METHODS
 from m2lgdg.splits import site_folds
 
 
@@ -136,63 +135,42 @@ def test_slopes_are_those_inside_sites(cohort):
     np.testing.assert_allclose(standardised.scale, without.scale, rtol=1e-9)
 
 
-def test_age_is_taken_out_of_connectivity(monkeypatch):
-    """Patients are older and age moves connectivity: what age explains must not be read off connectivity again."""
-    base = make_cohort("tiny", sizes={"a": 60, "b": 60, "c": 60}, edge_effect=0, roi_effect=0, phenotype_effect=0, seed=5)
-    rng = np.random.default_rng(1)
-    age = 30 + 4 * (2.0 * base.labels - 1) + rng.normal(0, 4, len(base))
-    series = tuple(
-        (one + max(years - 15, 0) / 15 * one.std() * rng.normal(size=(len(one), 1))).astype(np.float32)
-        for one, years in zip(base.series, age, strict=True)
-    )
-    older = base._changed(series=series, phenotypes=base.phenotypes.assign(age=age))
-    monkeypatch.setattr(linear, "table_weights", lambda *given: np.zeros(1))  # age is still a phenotype, of any weight
-    follows = {}
-    for taken in (("age", "sex"), ()):
-        monkeypatch.setattr(METHODS["connectome-adaptive"], "confounds", taken)
-        decision = make("connectome-adaptive", phenotypes=True).fit(older).decision(older)
-        follows[taken] = np.corrcoef(decision, age)[0, 1]
-    assert follows["age", "sex"] < 0.5
-    assert follows[()] > 0.9
-
-
-def test_confounds_enter_the_decision_as_they_were_taken_out(cohort):
-    """The decision, rebuilt from features without their confounds and each block's weights."""
-    fitted = make("connectome-adaptive", phenotypes=True).fit(cohort)
-    inputs, weights = list(cohort.inputs), balance(cohort)
-    taken = [inputs.index(name) for name in ("age", "sex")]
+def test_the_default_is_the_weighted_sum_of_its_blocks(cohort):
+    """The decision, rebuilt from the features of each block, its ridge and its weight."""
+    fitted, weights = make("connectome-adaptive", phenotypes=True).fit(cohort), balance(cohort)
+    folds, rebuilt = site_folds(cohort.sites, cohort.labels, fitted.site_folds), np.zeros(len(cohort))
+    logarithms = []
+    for one in row_covariances(cohort.series):
+        log = logm(one)
+        logarithms.append(np.concatenate([[log[i, i], *(np.sqrt(2) * log[i, i + 1 :])] for i in range(len(log))]))
+    own = {
+        "steady": fc_features(cohort.series, frame_weighted),
+        "log_euclidean": np.array(logarithms, dtype=np.float32),
+        "swings": fc_features(cohort.series, deviations),
+        "amplitude": amplitude_features(cohort.series),
+    }
+    for (name, features), part in zip(own.items(), (1.0, 0.5, 0.3, 0.2), strict=True):
+        block = fitted._solve(name, standardised_block(features, cohort, weights, True), cohort, folds)
+        part /= block.held_out.std()
+        np.testing.assert_allclose(fitted.state_[f"{name}.weights"], part * block.weights, rtol=1e-3, atol=1e-5)
+        rebuilt += part * (features @ block.weights + block.intercept)
     z = fitted._features("phenotypes", cohort)
-    folds = site_folds(cohort.sites, cohort.labels, fitted.site_folds)
-    rebuilt, outside = np.zeros(len(cohort)), np.zeros(2)
-    for name, share in (("steady", 1.0), ("swings", 0.3), ("amplitude", 0.2)):
-        features, own = fitted._features(name, cohort), fitted.state_[f"{name}.weights"]
-        without = standardised_block(features, cohort, weights, True, z[:, taken])
-        slopes = without.slopes
-        block = fitted._solve(name, without, cohort, folds)
-        np.testing.assert_allclose(own, share / block.held_out.std() * block.weights, rtol=1e-4, atol=1e-6)
-        rebuilt += (features - z[:, taken] @ slopes) @ own + fitted.state_[f"{name}.intercept"]
-        outside += slopes @ own
-    alone = fitted.state_["phenotypes.weights"].copy()
-    alone[taken] += outside
-    rebuilt += z @ alone + fitted.state_["phenotypes.intercept"]
-    np.testing.assert_allclose(fitted.decision(cohort), rebuilt, atol=1e-9)
-    plain = make("phenotype-logistic").fit(cohort).state_["phenotypes.weights"]
-    assert np.sign(alone[np.abs(plain).argmax()]) == np.sign(plain[np.abs(plain).argmax()])
-    bare = make("connectome-adaptive", phenotypes=True).fit(cohort.with_inputs(["education"]))  # nothing to take out
-    assert bare.state_["phenotypes.weights"].shape == (1,)
+    rebuilt += z @ fitted.state_["phenotypes.weights"] + fitted.state_["phenotypes.intercept"]
+    np.testing.assert_allclose(fitted.decision(cohort), rebuilt, atol=1e-3)
 
 
-def test_on_connectomes_the_default_is_adaptive_ridge_on_plain_fc(cohort):
+def test_on_connectomes_the_default_has_no_block_of_series(cohort):
     """The blocks that need series are left out, and the model says so."""
     matrices = cohort.to_connectomes()
     found = make("connectome-adaptive", phenotypes=True).fit(matrices)
-    assert found.method._weights() == {"fc": 1.0, "phenotypes": 1.0}
-    assert {name.partition(".")[0] for name in found.state_} == {"fc", "phenotypes", "calibration"}
+    assert found.method._weights() == {"fc": 1.0, "log_euclidean": 0.5, "phenotypes": 1.0}
+    assert {name.partition(".")[0] for name in found.state_} == {"fc", "log_euclidean", "phenotypes", "calibration"}
     assert not found.uses_amplitude and found.method.method_flags(matrices) == [[]] * len(matrices)
     (note,) = found.facts_["notes"]
     assert note.startswith("Trained on connectomes: plain FC takes the place of frame-weighted FC; deviation FC and amplitude")
-    found, peer = (make(name, penalties=(3.0,)).fit(matrices) for name in ("connectome-adaptive", "fc-adaptive"))
-    np.testing.assert_array_equal(found.predict_proba(matrices), peer.predict_proba(matrices))
+    peer = make("fc-adaptive", penalties=(3.0,)).fit(matrices)
+    plain = found.method.state_["fc.weights"] / peer.method.state_["fc.weights"]
+    np.testing.assert_allclose(plain, plain[0], rtol=1e-6)
     assert "notes" not in peer.facts_
 
 

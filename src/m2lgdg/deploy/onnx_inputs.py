@@ -15,11 +15,10 @@ RESAMPLED = (
 )
 FISHER = f"0 with a ROI that never changes; clipped to -{CLIP} ... {CLIP}; then Fisher z, arctanh"
 CORRELATION = f"Pearson correlations of the (time, roi) series in double precision; {FISHER}"
-LOGARITHM = (
-    "at least 1e-6 of the mean variance added to its diagonal; W C W with W the inverse square root of `reference`; its matrix "
-    "logarithm"
-)
-TANGENT = f"{LOGARITHM}; upper triangle with the diagonal, row by row, off-diagonal times sqrt 2"
+DEFINITE = "at least 1e-6 of the mean variance added to its diagonal"
+LOGARITHM = f"{DEFINITE}; W C W with W the inverse square root of `reference`; its matrix logarithm"
+TRIANGLE = "upper triangle with the diagonal, row by row, off-diagonal times sqrt 2"
+TANGENT = f"{LOGARITHM}; {TRIANGLE}"
 SHRUNK = "Ledoit-Wolf covariance of the series after each ROI was set to mean 0 and sd 1 (a ROI that never changes: 0)"
 EDGES = "of the ROI pairs (i, j), i < j, row by row: (1,2), (1,3), ..., (2,3), ..."
 TANGENT_EDGES = f"{LOGARITHM}; times sqrt 2; {EDGES}"
@@ -45,6 +44,7 @@ PREPARED = {  # by name and number of dimensions: (subject, value) or (subject, 
     ("tangent", 2): f"{SHRUNK}, {TANGENT}",
     ("tangent_pearson", 2): f"{ROWS}, {TANGENT}",
     ("tangent_edges", 2): f"{ROWS}, {TANGENT_EDGES}",
+    ("log_euclidean", 2): f"{ROWS}, {DEFINITE}; its matrix logarithm; {TRIANGLE}",
     ("correlation", 3): (
         "Pearson correlations of the (time, roi) series in double precision; 0 with a ROI that never changes; the whole "
         "symmetric matrix, with 1 on the diagonal"
@@ -84,6 +84,7 @@ def prepared_connectome(kind: str, name: str, dimensions: int) -> str | None:
         ("tangent", 2): f"{definite}; {TANGENT}",
         ("tangent_pearson", 2): f"{rows}; {TANGENT}",
         ("tangent_edges", 2): f"{rows}; {TANGENT_EDGES}",
+        ("log_euclidean", 2): f"{rows}; {DEFINITE}; its matrix logarithm; {TRIANGLE}",
         ("phenotypes", 2): PREPARED["phenotypes", 2],
     }.get((name, dimensions))
 

@@ -18,7 +18,7 @@ from m2lgdg.storage import InputError
 
 Floats = npt.NDArray[np.float64]
 Of = Literal["logit", "margin"]
-TANGENT = ("tangent", "tangent_pearson")  # blocks with a diagonal
+TANGENT = ("tangent", "tangent_pearson", "log_euclidean")  # blocks with a diagonal
 TABLE = "table."  # before the names of features that are tables of brain structure
 CONSTANT = 1e-9  # sd of a column without confounds, as a proportion of its sd with them, up to which it is constant
 

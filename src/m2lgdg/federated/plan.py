@@ -20,6 +20,7 @@ import numpy.typing as npt
 from m2lgdg.data.atlases import same_rois
 from m2lgdg.method import interchangeable
 from m2lgdg.methods.connectome_adaptive import ConnectomeAdaptive
+from m2lgdg.methods.linear import LOG_EUCLIDEAN
 from m2lgdg.methods.tables import NONE
 from m2lgdg.registry import create
 from m2lgdg.scans import SERIES
@@ -37,6 +38,7 @@ MOST_ROUNDS = 120
 CODES = 10  # categorical columns hold integers below this
 LARGEST_PHENOTYPE = 2.0**16  # absolute value of a phenotype
 LARGEST_FC, LARGEST_AMPLITUDE = 4.0, 128.0  # Fisher z is clipped at 3.8; logarithms of float32 are below 89
+LARGEST_LOGARITHM = 64.0  # of a matrix, times sqrt 2: eigenvalues are between 1e-12 and the number of ROIs
 LARGEST_STANDARDISED = 2.0**8  # a feature, in units of its spread
 LARGEST_DECISION, LARGEST_LOSS = 2.0**12, 2.0**20
 CUTS = 31  # thresholds per round of a search for an order statistic, which is one of 2^64 numbers: 13 rounds
@@ -288,7 +290,8 @@ class Plan:
 
     def features(self, block: str) -> int:
         """Number of features of a block."""
-        sizes = {"amplitude": self.rois, "phenotypes": len(self.study.inputs)}
+        with_diagonal = self.rois * (self.rois + 1) // 2
+        sizes = {"amplitude": self.rois, "phenotypes": len(self.study.inputs), LOG_EUCLIDEAN: with_diagonal}
         return sizes.get(block, self.rois * (self.rois - 1) // 2)
 
     @property
@@ -355,7 +358,8 @@ def _confounds(plan: Plan, ask: Ask) -> Form:
 def _spread(plan: Plan, ask: Ask) -> Form:
     n, confounds = plan.subjects, len(plan.confounds_of(ask.name))
     # The largest feature of a block; no z-score of n values is greater than the root of n.
-    size = {"amplitude": LARGEST_AMPLITUDE, "phenotypes": math.sqrt(n)}.get(ask.name, LARGEST_FC)
+    sizes = {"amplitude": LARGEST_AMPLITUDE, "phenotypes": math.sqrt(n), LOG_EUCLIDEAN: LARGEST_LOGARITHM}
+    size = sizes.get(ask.name, LARGEST_FC)
     bounds = [size * n, size * n, 4 * size**2 * n, *[2 * size * math.sqrt(n) * n] * confounds]
     return Form((3 + confounds, plan.features(ask.name)), np.array(bounds)[:, None])
 

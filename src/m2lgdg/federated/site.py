@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.connectivity import amplitude_features, fc_features
+from m2lgdg.connectivity import amplitude_features, fc_features, log_features
 from m2lgdg.federated import sums
 from m2lgdg.federated.plan import (
     CODES,
@@ -30,7 +30,7 @@ from m2lgdg.federated.plan import (
     Settings,
 )
 from m2lgdg.methods.amplitude import _measures, standardised_scans
-from m2lgdg.methods.linear import VIEWS
+from m2lgdg.methods.linear import LOG_EUCLIDEAN, VIEWS
 from m2lgdg.methods.solvers import combine, times
 from m2lgdg.methods.within_sites import site_averages
 from m2lgdg.metrics import sigmoid
@@ -55,6 +55,7 @@ def prepared(study: Settings, cohort: Cohort, site: str, key: str = "", signing:
     study.need_subjects(site, len(cohort))
     blocks = study.method.weights_of(cohort.values)
     arrays: Arrays = {name: fc_features(cohort.scans, VIEWS[name]) for name in blocks if name in VIEWS}
+    arrays |= {LOG_EUCLIDEAN: log_features(cohort.scans)} if LOG_EUCLIDEAN in blocks else {}
     arrays |= {"phenotypes": _values(cohort, study.inputs), "labels": cohort.labels}
     _check_phenotypes(arrays["phenotypes"], study, cohort)
     missing, usable = np.isnan(arrays["phenotypes"]), np.zeros(len(cohort), dtype=bool)

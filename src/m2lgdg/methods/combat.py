@@ -100,11 +100,9 @@ class CombatLogistic(Linear):
         covariates = np.concatenate([source.labels[:, None].astype(np.float64), phenotypes], axis=1)
         return combat(values, source.sites, covariates).astype(values.dtype)
 
-    def _fit_block(
-        self, name: str, features: Features, confounds: Features | None, source: Cohort, folds: list[Any]
-    ) -> tuple[Block, Floats | None]:
+    def _fit_block(self, name: str, features: Features, source: Cohort, folds: list[Any]) -> Block:
         """As for all linear peers, but never shared with a method whose features were not harmonised."""
         if name != "fc":
-            return super()._fit_block(name, features, confounds, source, folds)
+            return super()._fit_block(name, features, source, folds)
         rows = standardised_block(features, source, self._subject_weights(source), self.within_sites)
-        return self._solve(name, rows, source, folds), None
+        return self._solve(name, rows, source, folds)

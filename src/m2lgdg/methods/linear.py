@@ -15,7 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.connectivity import View, covariances, deviations, fc_features, frame_weighted, standardised
+from m2lgdg.connectivity import (
+    View,
+    covariances,
+    deviations,
+    fc_features,
+    frame_weighted,
+    log_features,
+    row_covariances,
+    standardised,
+)
 from m2lgdg.method import ANY_SCAN, Method, method
 from m2lgdg.methods.amplitude import AmplitudeRange, UsesAmplitude, fill_standardised, standardised_scans
 from m2lgdg.methods.solvers import CHUNK, Features, Problem, Rows, combine, solved
@@ -25,13 +34,16 @@ from m2lgdg.methods.within_sites import balance, held_parts, mean_site_auc, site
 from m2lgdg.metrics import FLAT_NOTE, is_flat, platt, sigmoid
 from m2lgdg.preprocess import PhenotypeScaler
 from m2lgdg.registry import METHODS
-from m2lgdg.scans import SERIES
+from m2lgdg.scans import SERIES, Scans
 from m2lgdg.tangent import geometric_mean, tangent_features
 
 Floats = npt.NDArray[np.float64]
 Value = TypeVar("Value")
 # FC, frame-weighted FC and deviation FC: what is done to a series before it is correlated. Models store these names.
 VIEWS: dict[str, View] = {"fc": standardised, "steady": frame_weighted, "swings": deviations}
+# Tangent spaces: of the covariances between ROIs, and of those between the rows of the correlation matrix
+TANGENTS: dict[str, Callable[[Scans], Floats]] = {"tangent": covariances, "tangent_pearson": row_covariances}
+LOG_EUCLIDEAN = "log_euclidean"  # logarithms of the latter
 OF_SERIES = {"swings": "deviation FC", "amplitude": "amplitude"}  # blocks that connectomes cannot have
 
 REFERENCE_TOLERANCE = 0.02  # one Newton step
@@ -78,7 +90,6 @@ class Linear(TakesTables, UsesAmplitude, Method):
     learner = "logistic"
     within_sites = False  # centre features by site and balance classes within each site
     adaptive: ClassVar[tuple[str, ...]] = ()  # blocks with features scaled by their association with the label
-    confounds: ClassVar[tuple[str, ...]] = ()  # phenotypes regressed out of the other blocks, in variant `phenotypes`
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
         notes = [note] if (note := note_on_connectomes(self.blocks, self.trained_on)) else []
@@ -90,24 +101,18 @@ class Linear(TakesTables, UsesAmplitude, Method):
         if "phenotypes" in self._weights() or tables:
             self.state_ |= PhenotypeScaler.fit(source, self.facts_["inputs"]).state("phenotypes.scaler")
         held = self.held_phenotypes and "phenotypes" in self._weights()
-        of_phenotypes = self._fit_phenotypes(source) if held else None
-        inputs = self.facts_["inputs"] if self.phenotypes and (not of_phenotypes or of_phenotypes.weights.any()) else []
-        confound_columns = [i for i, name in enumerate(inputs) if name in self.confounds]
-        total, confound_weights = np.zeros(len(source)), np.zeros(len(confound_columns))
+        total = np.zeros(len(source))
         for name, weight in self._weights().items():
-            if name == "tangent":
-                self.state_["tangent.reference"] = _reference(source, self._content(source))
+            if name in TANGENTS:
+                self.state_[f"{name}.reference"] = _reference(name, source, self._content(source))
             features = self._source_features(name, source)
             if name == "amplitude" and not self._amplitude_is_usable(features, source):
                 continue
             self.state_[f"{name}.mean"] = features.mean(axis=0, dtype=np.float64)  # baseline of a single subject's explanation
-            confounds = (
-                self._features("phenotypes", source)[:, confound_columns] if confound_columns and name != "phenotypes" else None
-            )
-            if name == "phenotypes" and of_phenotypes is not None:
-                block, slopes = of_phenotypes, None
+            if name == "phenotypes" and held:
+                block = self._fit_phenotypes(source)
             else:
-                block, slopes = self._fit_block(name, features, confounds, source, folds)
+                block = self._fit_block(name, features, source, folds)
             weight /= block.held_out.std() or 1.0
             if name == "phenotypes" and total.any():
                 weight = float(table_weights(total, [block.held_out], source)[0])
@@ -116,10 +121,6 @@ class Linear(TakesTables, UsesAmplitude, Method):
             self.state_[f"{name}.weights"] = weight * block.weights
             self.state_[f"{name}.intercept"] = np.array(weight * block.intercept)
             self.facts_.setdefault("penalties", {})[name] = block.penalty
-            if slopes is not None:  # regressing out is linear: fold it into the confounds' weights
-                confound_weights = confound_weights + weight * slopes @ block.weights
-        if confound_columns:
-            self.state_["phenotypes.weights"][confound_columns] -= confound_weights
         self.base_ = total  # held-out decisions without tables, not saved with the model
         self._calibrate(total + self._fit_tables(tables, total, source) if tables else total, source)
 
@@ -244,15 +245,17 @@ class Linear(TakesTables, UsesAmplitude, Method):
         """(subject, feature) of one block; each row depends on that subject and on statistics of source only."""
         if block in VIEWS:
             return fc_features(cohort.scans, VIEWS[block])
-        if block == "tangent":
-            return tangent_features(covariances(cohort.scans), self.state_["tangent.reference"])
+        if block == LOG_EUCLIDEAN:
+            return log_features(cohort.scans)
+        if block in TANGENTS:
+            return tangent_features(TANGENTS[block](cohort.scans), self.state_[f"{block}.reference"])
         if block == "amplitude":
             return self.amplitude_block(cohort)
         return PhenotypeScaler.restore(tuple(self.facts_["inputs"]), self.state_, "phenotypes.scaler").transform(cohort)
 
     def _source_features(self, name: str, source: Cohort) -> Features:
-        if name == "tangent":
-            return _TANGENTS.get(self._key(source), lambda: self._features(name, source))
+        if name in TANGENTS:
+            return _TANGENTS.get(self._key(source, name), lambda: self._features(name, source))
         return self._features(name, source)
 
     def _key(self, source: Cohort, *more: object, content: tuple[object, ...] | None = None) -> tuple[object, ...] | None:
@@ -268,26 +271,23 @@ class Linear(TakesTables, UsesAmplitude, Method):
         """Content of source and the order of its subjects, which is not part of its hash but that of the rows of a block."""
         return self.facts_["source"]["hash"], "\n".join(source.subjects.tolist()).encode()
 
-    def _fit_block(
-        self, name: str, features: Features, confounds: Features | None, source: Cohort, folds: list[Any]
-    ) -> tuple[Block, Floats | None]:
-        """The block, in the units of its features, and the (confound, feature) slopes regressed out of them beforehand."""
-        regressed = None if confounds is None else confounds.tobytes()
+    def _fit_block(self, name: str, features: Features, source: Cohort, folds: list[Any]) -> Block:
+        """The block, in the units of its features."""
         chosen = {key: value for key, value in self.fields().items() if key not in OUTSIDE_BLOCKS}
         cls = type(self)
 
         def standardise() -> Standardised:
             # Edges are a copy, and the largest array of a fit.
-            made_here = name in VIEWS and (cls._features, cls._source_features) == (Linear._features, Linear._source_features)
+            own = (cls._features, cls._source_features) == (Linear._features, Linear._source_features)
+            made_here = own and name in (*VIEWS, LOG_EUCLIDEAN)
             weights = self._subject_weights(source)
-            return standardised_block(features, source, weights, self.within_sites, confounds, overwrite=made_here)
+            return standardised_block(features, source, weights, self.within_sites, overwrite=made_here)
 
-        def solve() -> tuple[Block, Floats | None]:
-            standardised = _ROWS.get(self._key(source, name, regressed), standardise)
-            return self._solve(name, standardised, source, folds), standardised.slopes
+        def solve() -> Block:
+            return self._solve(name, _ROWS.get(self._key(source, name), standardise), source, folds)
 
         solved = (cls, cls._solve, self.learner, name in self.adaptive, *chosen.items())
-        return _BLOCKS.get(self._key(source, name, regressed, *solved), solve)
+        return _BLOCKS.get(self._key(source, name, *solved), solve)
 
     def _subject_weights(self, source: Cohort) -> Floats:
         return balance(source) if self.within_sites else np.ones(len(source))
@@ -396,17 +396,18 @@ class _Recent(Generic[Value]):
 _REFERENCES: _Recent[Floats] = _Recent(4)
 _TANGENTS: _Recent[Features] = _Recent(1)
 _ROWS: _Recent[Standardised] = _Recent(1)
-_BLOCKS: _Recent[tuple[Block, Floats | None]] = _Recent(32)  # with the slopes of confounds
+_BLOCKS: _Recent[Block] = _Recent(32)
 _TABLES: _Recent[tuple[Block, Standardised]] = _Recent(8)
 
 
-def _reference(source: Cohort, content: tuple[str, bytes]) -> Floats:
+def _reference(block: str, source: Cohort, content: tuple[str, bytes]) -> Floats:
     """Tangent-space reference of source: the geometric mean of its covariances."""
 
     def compute() -> Floats:
-        return geometric_mean(covariances(source.scans), tolerance=REFERENCE_TOLERANCE, first_step=REFERENCE_SUBJECTS)
+        matrices = TANGENTS[block](source.scans)
+        return geometric_mean(matrices, tolerance=REFERENCE_TOLERANCE, first_step=REFERENCE_SUBJECTS)
 
-    return _REFERENCES.get(content, compute).copy()  # part of a model, which may be edited
+    return _REFERENCES.get((block, *content), compute).copy()  # part of a model, which may be edited
 
 
 @method("prior", role="peer")
