@@ -89,7 +89,10 @@ def test_onnxruntime_gives_the_same_probabilities(name, fold, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "blocks"),
-    [("connectome-ensemble", ["fc", "tangent", "amplitude"]), ("connectome-adaptive", ["steady", "swings", "amplitude"])],
+    [
+        ("connectome-ensemble", ["fc", "tangent", "amplitude"]),
+        ("connectome-adaptive", ["steady", "log_euclidean", "swings", "amplitude"]),
+    ],
 )
 def test_all_blocks_and_phenotypes_of_a_linear_method(name, blocks, fold, tmp_path):
     fitted = make(name, phenotypes=True).fit(fold.source)
@@ -131,6 +134,8 @@ def by_the_json(reported, series, phenotypes):
             common = np.cov((unit if how else np.abs(unit)).T, **how)
             z = np.arctanh(np.clip(common / np.sqrt(np.outer(np.diag(common), np.diag(common))), -0.999, 0.999))
             value = z[np.triu_indices(len(z), 1)]
+        elif one["name"] == "log_euclidean":
+            value = tangent(shrunk(np.corrcoef(series.astype(np.float64).T)), np.eye(series.shape[1]))
         elif one["name"] == "amplitude":
             value = np.log(series.std(axis=0, dtype=np.float64))
             value = value - value.mean()
@@ -268,7 +273,7 @@ def tangent(matrix, reference):
     "name",
     [
         *("fc-logistic", "tangent-logistic", "tangent-pearson-ridge", "brainnetcnn", "brainnet-transformer", "braingnn"),
-        "m2lgdg-connectome",
+        *("m2lgdg-connectome", "connectome-adaptive"),
     ],
 )
 def test_the_inputs_of_a_model_of_connectomes(name, kind, fold):
@@ -305,6 +310,7 @@ def test_the_inputs_of_a_model_of_connectomes(name, kind, fold):
         ("partial", 3): lambda _: np.abs(partial) * (1 - np.eye(len(z))),
         ("tangent", 2): lambda one: tangent(definite, one["reference"]),
         ("tangent_pearson", 2): lambda one: tangent(shrunk(r), one["reference"]),
+        ("log_euclidean", 2): lambda _: tangent(shrunk(r), np.eye(len(r))),
         ("tangent_edges", 2): lambda one: tangent(shrunk(r), one["reference"])[off],
     }
     said = {"fisher-z": "Fisher z of the conn", "covariance": "divided by the sds of both ROIs", "correlation": "the correlat"}

@@ -5,7 +5,7 @@ import pytest
 from scipy.linalg import logm
 
 from m2lgdg import make, make_cohort
-from m2lgdg.connectivity import amplitude_features, deviations, fc_features, frame_weighted, row_covariances
+from m2lgdg.connectivity import amplitude_features, deviations, fc_features, frame_weighted, log_features, row_covariances
 from m2lgdg.methods.linear import _Recent, standardised_block
 from m2lgdg.methods.solvers import LEAST_SCALE, Problem, Rows, association
 from m2lgdg.methods.within_sites import balance, site_averages
@@ -157,6 +157,16 @@ def test_the_default_is_the_weighted_sum_of_its_blocks(cohort):
     z = fitted._features("phenotypes", cohort)
     rebuilt += z @ fitted.state_["phenotypes.weights"] + fitted.state_["phenotypes.intercept"]
     np.testing.assert_allclose(fitted.decision(cohort), rebuilt, atol=1e-3)
+
+
+def test_a_former_model_of_the_default_decides_without_the_log_euclidean_block(cohort):
+    fitted = make("connectome-adaptive").fit(cohort).method
+    own = log_features(cohort.series) @ fitted.state_["log_euclidean.weights"] + fitted.state_["log_euclidean.intercept"]
+    expected = fitted.decision(cohort) - own
+    for name in [name for name in fitted.state_ if name.startswith("log_euclidean.")]:
+        del fitted.state_[name]
+    del fitted.facts_["penalties"]["log_euclidean"]
+    np.testing.assert_allclose(fitted.decision(cohort), expected, atol=1e-5)
 
 
 def test_on_connectomes_the_default_has_no_block_of_series(cohort):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.method import method
-from m2lgdg.methods.linear import Linear
+from m2lgdg.methods.linear import LOG_EUCLIDEAN, Linear
 from m2lgdg.methods.tables import ALL, NONE, chosen_tables
 from m2lgdg.storage import InputError
 
@@ -36,10 +36,10 @@ class ConnectomeAdaptive(Linear):
     scan: bool = True  # otherwise it decides without any block of the scan
     penalties: tuple[float, ...] = (3.0,)  # choosing among several on held-out source sites cost half a point of AUC on ABIDE
 
-    blocks = {"steady": 1.0, "log_euclidean": 0.5, "swings": 0.3, "amplitude": 0.2}
+    blocks = {"steady": 1.0, LOG_EUCLIDEAN: 0.5, "swings": 0.3, "amplitude": 0.2}
     learner = "ridge"
     within_sites = True
-    adaptive = ("fc", "steady", "log_euclidean", "swings", "amplitude")
+    adaptive = ("fc", "steady", LOG_EUCLIDEAN, "swings", "amplitude")
     variants = {
         **Linear.variants,
         "no-structure": {"tables": NONE},
@@ -51,6 +51,12 @@ class ConnectomeAdaptive(Linear):
     def weights_of(self, scans: str) -> dict[str, float]:
         every = super().weights_of(scans)
         return every if self.scan else {name: weight for name, weight in every.items() if name == "phenotypes"}
+
+    def _weights(self) -> dict[str, float]:
+        """Without the log-Euclidean block in a model of 0.1.0."""
+        every, facts = super()._weights(), vars(self).get("facts_", {})
+        former = "calibration" in vars(self).get("state_", {}) and LOG_EUCLIDEAN not in facts.get("penalties", {})
+        return {name: weight for name, weight in every.items() if not former or name != LOG_EUCLIDEAN}
 
     def need_inputs(self, source: Cohort) -> None:
         if not self.scan and not self.phenotypes and not chosen_tables(self.tables, source):

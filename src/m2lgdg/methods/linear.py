@@ -45,7 +45,6 @@ VIEWS: dict[str, View] = {"fc": standardised, "steady": frame_weighted, "swings"
 TANGENTS: dict[str, Callable[[Scans], Floats]] = {"tangent": covariances, "tangent_pearson": row_covariances}
 LOG_EUCLIDEAN = "log_euclidean"  # logarithms of the latter
 OF_SERIES = {"swings": "deviation FC", "amplitude": "amplitude"}  # blocks that connectomes cannot have
-
 REFERENCE_TOLERANCE = 0.02  # one Newton step
 REFERENCE_SUBJECTS = 256  # whose logarithms are computed for it
 SMALLEST_SPREAD = 1e-6  # of a feature, below which it counts as constant
@@ -286,8 +285,8 @@ class Linear(TakesTables, UsesAmplitude, Method):
         def solve() -> Block:
             return self._solve(name, _ROWS.get(self._key(source, name), standardise), source, folds)
 
-        solved = (cls, cls._solve, self.learner, name in self.adaptive, *chosen.items())
-        return _BLOCKS.get(self._key(source, name, *solved), solve)
+        made_by = cls, cls._solve, self.learner, name in self.adaptive
+        return _BLOCKS.get(self._key(source, name, *made_by, *chosen.items()), solve)
 
     def _subject_weights(self, source: Cohort) -> Floats:
         return balance(source) if self.within_sites else np.ones(len(source))
