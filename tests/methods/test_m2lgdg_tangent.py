@@ -1,6 +1,7 @@
 """Members that read tangent-space edges: what they see, how these are scaled, and that no target reaches them."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from m2lgdg.methods.solvers import Rows
 from m2lgdg.methods.within_sites import balance
 from m2lgdg.preprocess import PhenotypeScaler
 from m2lgdg.registry import create as make
+from m2lgdg.study.runner import run_study
 
 NAME = "m2lgdg-connectome"
 SMALL = dict(METHODS[NAME].variants["small"]) | {"epochs": 2, "warmup": 1, "connectivity": "fc"}
@@ -98,6 +100,22 @@ def test_the_reference_is_of_source_alone_whatever_its_order(fold, fitted):
     assert np.linalg.norm(np.mean(logs, axis=0)) / len(reference) < 0.02  # of a geometric mean it is zero
     one, other = (tangent_edges(fold.target.select(rows), reference) for rows in ([3], [7, 3, 1]))
     np.testing.assert_array_equal(one[0], other[1])
+
+
+def test_a_target_changes_nothing_that_is_fitted(fold, fitted):
+    draw, target = np.random.default_rng(5), fold.target
+    noise = [draw.normal(size=one.shape).astype(np.float32) for one in target.series]
+    whole = make_cohort("tiny", sizes=dict.fromkeys("abcd", 30), missing=0.0, seed=1)
+    at_target = dict(zip(target.subjects.tolist(), noise, strict=True))
+    series = [at_target.get(subject, one) for subject, one in zip(whole.subjects.tolist(), whole.series, strict=True)]
+    m2lgdg_tangent.REFERENCES.results.clear()
+    m2lgdg_tangent.SOURCES.results.clear()
+    changed = next(leave_one_site_out(dataclasses.replace(whole, series=series), ["d"]))
+    assert not np.array_equal(changed.target.series[0], target.series[0])
+    again = make(NAME, **SMALL | {"members": 3}).fit(changed.source, seed=0)
+    assert again.state_.keys() == fitted.state_.keys() and again.facts_["tangent"] == fitted.facts_["tangent"]
+    for name, value in fitted.state_.items():
+        np.testing.assert_array_equal(again.state_[name], value, err_msg=name)
 
 
 @pytest.mark.parametrize("fields", [{"members": 1}, {"tangent": False}, {"imaging": False, "contrastive_weight": 0.0}], ids=str)
@@ -188,6 +206,15 @@ def test_edges_are_scaled_as_chosen(fold, monkeypatch, scaling):
 def test_asked_for_sd_nothing_is_chosen(fold):
     method = make(NAME, **SMALL | {"scaling": "sd"}).fit(fold.source, seed=0)
     assert "tangent" not in method.facts_ and "fitted.tangent.scale" in method.state_
+
+
+def test_the_record_of_a_cell_says_what_was_chosen(tmp_path):
+    study = {"cohort": make_cohort("tiny", seed=1).save(tmp_path / "tiny.cohort"), "methods": [NAME], "seeds": [0]}
+    study |= {"targets": ["east"], "method": {NAME: {"variant": "small", "epochs": 1, "warmup": 0}}, "variants": []}
+    run_study(study | {"cohort": str(study["cohort"])}, tmp_path / "out")
+    (record,) = [json.loads(file.read_text()) for file in (tmp_path / "out" / "cells").iterdir()]
+    auc = record["learned"]["tangent"]["auc"]
+    assert record["learned"]["tangent"]["scaling"] == max(auc, key=auc.get) and set(auc) == {"association", "sd"}
 
 
 # Connectomes, explanations, variant `plus`.
