@@ -766,6 +766,49 @@ def test_searches(predictions):
     assert numbers(text_of("connectome-sensitivity"))[0] == close(means[""])
 
 
+def test_search_for_the_default():
+    import search_default
+
+    from m2lgdg.methods.connectome_adaptive import ConnectomeAdaptive
+
+    table = pd.read_csv(RESULTS / "searches" / "default.csv")
+    sets = {"abide-i": 16, "abide-ii": 9, "rest-meta-mdd": 12}
+    assert dict(zip(table["set"], table["sites"], strict=True)) == sets and not table.duplicated(["rule", "set"]).any()
+    tried = table.pivot(index="rule", columns="set", values="AUC")
+    assert set(tried.index) == {rule.title for rule in search_default.RULES}
+    of_series = {rule.title for rule in search_default.RULES if {part.block for part in rule.parts} <= {"swings", "amplitude"}}
+    assert set(tried.index[tried.isna().any(axis=1)]) == of_series  # alone, they are no rule for connectomes
+    chosen = search_default.DEFAULT
+    assert {part.block: part.weight for part in chosen.parts} == ConnectomeAdaptive.blocks
+    assert {(one.power, one.penalty) for part in chosen.parts for one in part.settings} == {
+        (1, ConnectomeAdaptive().penalties[0])
+    }
+    former = search_default.Rule(search_default.FORMER, confounds=True)
+    for rule, areas in (
+        (chosen, [75.61, 71.73, 60.12]),
+        (former, [76.18, 69.57, 59.92]),
+        (search_default.Rule(search_default.FORMER), [75.37, 70.97, 60.00]),
+    ):
+        assert tried.loc[rule.title, list(sets)].tolist() == areas
+    means = tried.dropna().mean(axis=1)
+    above = means[means > means[chosen.title]]
+    assert len(above) == 8 and above.index.str.contains("tangent_pearson").all()
+    said = numbers((RESULTS / "README.md").read_text().partition("Over the three sets,")[2].partition("All of them")[0])
+    gains = tried.loc[chosen.title] - tried.loc[former.title]
+    wanted = [means[chosen.title], means[former.title], means[chosen.title] - means[former.title], gains["abide-i"]]
+    assert [said[0], said[1], said[2], said[4]] == pytest.approx(wanted, abs=0.05)
+    assert above.max() - means[chosen.title] == pytest.approx(0.15, abs=0.005)
+
+
+def test_tries_of_the_network():
+    table = pd.read_csv(RESULTS / "searches" / "connectome-network.csv")
+    means = table.groupby(["config", "set"])["AUC"].mean().unstack()
+    assert means.loc["base + tp"].tolist() == pytest.approx([78.04, 71.33, 56.30], abs=0.01)
+    assert means.loc["base"].tolist() == pytest.approx([77.51, 69.14, 58.36], abs=0.01)
+    said = re.findall(r"^\| `([^`]+)` \|", (RESULTS / "README.md").read_text().partition("connectome-network.csv`")[2], re.M)
+    assert set(said) == set(table["config"])
+
+
 def test_ablations_and_sweeps(areas, predictions):
     rows = rows_of("ablations")
     names = [{"the": "", "`scan`": "scan"}.get(row[0].split(",")[0].split()[0], row[0][:2]) for row in rows]
