@@ -192,7 +192,8 @@ def bits(fitted: m2lgdg.Model) -> dict[str, bytes]:
 
 
 def pooled_fit(cohort: Cohort, site_folds: int) -> m2lgdg.Model:
-    return m2lgdg.make("connectome-adaptive", phenotypes=bool(cohort.inputs), site_folds=site_folds).fit(cohort)
+    fields = {"phenotypes": bool(cohort.inputs), "site_folds": site_folds, "tables": "none"}
+    return m2lgdg.make("connectome-adaptive", **fields).fit(cohort)
 
 
 def main() -> int:

@@ -26,6 +26,7 @@ SITES = tuple("abcdefg")
         (SITES, {"fields": {"site_folds": 50}}, "site_folds is 50; every fold needs 3 sites, so set at most 2"),
         (SITES, {"fields": {"penalties": [1.0, 2.0]}}, "one penalty"),
         (SITES, {"fields": {"tables": "all"}}, "field tables: federated training uses scans and phenotypes only"),
+        (SITES, {"fields": {"held_phenotypes": False}}, "field held_phenotypes: .* leave this field out"),
         (SITES, {"fields": {"scan": False}}, "without the scan, federated training needs phenotypes"),
         (("a b", *SITES), {}, "use letters, digits"),
     ],
@@ -48,8 +49,9 @@ def test_settings_are_read_as_they_were_written():
         ({"inputs": "age"}, "inputs is not of type list"),
         ({"sites": ["a", 1]}, "sites is not of type list, or not of printable texts"),
         ({"inputs": ["age\x1b[2J"]}, "inputs is not of type list, or not of printable texts"),
-        ({"format": "x"}, "is not an m2lgdg-federated-study-2 file"),
+        ({"format": "x"}, "is not an m2lgdg-federated-study-3 file"),
         ({"format": "m2lgdg-federated-study-1"}, "was begun by an earlier version"),
+        ({"format": "m2lgdg-federated-study-2"}, "was begun by an earlier version"),
     ],
 )
 def test_settings_of_a_file_that_are_refused(change, message):
@@ -77,7 +79,9 @@ def test_the_join_message_names_no_cohort(cohort):
 def test_a_join_message_holds_scans_of_a_known_kind(cohort):
     study, own = study_of(cohort), by_site(cohort)["north"].to_connectomes()
     member, arrays = prepared(study, own, "north")
-    assert member.scans == "fisher-z" and not member.amplitudes and set(arrays) == {"fc", "phenotypes", "labels"}
+    assert (
+        member.scans == "fisher-z" and not member.amplitudes and set(arrays) == {"fc", "log_euclidean", "phenotypes", "labels"}
+    )
     written = messages.member_json(study, member)
     assert messages.read_member(written.encode(), "join") == member
     assert "Scans: fisher-z; with amplitudes: no." in list(messages._member_in_words(member))
@@ -138,7 +142,7 @@ def test_members_that_are_refused(change, message):
 
 ANSWERS = [
     ({"head": {"site": "mars"}}, "is not signed by site 'mars'"),
-    ({"head": {"format": "x"}}, "is not an m2lgdg-federated-answer-2 file"),
+    ({"head": {"format": "x"}}, "is not an m2lgdg-federated-answer-3 file"),
     ({"arrays": {"search.age": np.zeros(63, dtype=np.int64)}}, "is not signed by site 'north'"),
 ]
 SIGNED = [

@@ -105,8 +105,10 @@ def test_an_answer_looks_random_and_the_total_is_exact(root):
     plan = plain["north"][1]
     assert exchange.combine(root / "study").round == 5
     totals = load_file(root / "study" / "totals" / "totals-01-004.safetensors")
-    for key in totals:
-        form = plan.form(Ask(key.partition(".")[0], key.partition(".")[2], {"directions": np.zeros((1, 1))}))
+    asks = messages.read_request(request_of(root, 4), plan.study, "").request.asks
+    assert set(totals) == {ask.key for ask in asks}
+    for ask in asks:
+        key, form = ask.key, plan.form(ask)
         for site in SIZES:
             assert (answers[site][key] != sums.to_bytes(plain[site][0][key], form)).mean() > 0.9
         if not form.by_fold:
@@ -411,16 +413,17 @@ def test_a_coordinator_with_a_site_chooses_totals(first):
 
 
 def test_a_site_that_lies_does_not_single_out_missing_values(cohort):
-    """With a value for missing ages that is far from all others, a sum would show the scan of a subject without an age."""
+    """With a value for missing ages that is far from all others, a sum would show the other values of a subject without one."""
     study = study_of(cohort)
     joined = {site: prepared(study, part, site) for site, part in by_site(cohort).items()}
     site = Site(Plan(study, tuple(member for member, _ in joined.values())), "north", joined["north"][1])
+    others = {f"moments.{name}": np.zeros(2) for name in cohort.inputs}  # constant
     for fill, mean, sd in ((1000.0, 30.0, 10.0), (-1e300, 30.0, 10.0), (30.0, 30000.0, 10.0)):
-        site.known = {"fill.age": np.array(fill), "moments.age": np.array([mean, sd])}
+        site.known = others | {"fill.age": np.array(fill), "moments.age": np.array([mean, sd])}
         with pytest.raises(InputError, match="the value for missing age is far from its mean"):
-            site.z_scores(("age",))
-    site.known = {"fill.age": np.array(28.0), "moments.age": np.array([30.0, 10.0])}
-    assert np.isfinite(site.z_scores(("age",))).all()
+            site.features("phenotypes")
+    site.known = others | {"fill.age": np.array(28.0), "moments.age": np.array([30.0, 10.0])}
+    assert np.isfinite(site.features("phenotypes")).all()
 
 
 def test_every_site_sees_the_totals(finished):

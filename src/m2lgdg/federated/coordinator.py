@@ -36,7 +36,6 @@ TAILS = dict(zip(MEASURES, (TAIL, TAIL, 1 - TAIL), strict=True))  # quantile tha
 CONVERGED, CONVERGED_FOLD = 3e-8, 1e-7  # residuals of conjugate gradients; folds only serve the calibration
 MOST_STEPS = 60  # of conjugate gradients
 TOLERANCE = 1e-6  # relative, between the same program on two kinds of processors
-PARTS = "parts.phenotypes"  # (input,) of the weight of each
 CONSTANT = 1e-12  # variance relative to the mean square, below which a phenotype is constant
 
 
@@ -48,6 +47,7 @@ class Work:
     known: dict[str, Floats] = field(default_factory=dict)
     unsent: list[str] = field(default_factory=list)
     means: dict[str, Floats] = field(default_factory=dict)  # block -> (feature,) means over all subjects
+    parts: Floats = field(default_factory=lambda: np.zeros(0))  # (input,) of the weight of each phenotype
     limits: dict[str, float] = field(default_factory=dict)  # measure of amplitudes -> its quantile
     weights: dict[str, float] = field(default_factory=dict)  # of blocks
     relative: dict[str, float] = field(default_factory=dict)  # sd of phenotypes' part of the decision, in units of the scan's
@@ -200,31 +200,28 @@ def _moments(work: Work, column: str) -> Task:
 
 def _block(work: Work, block: str) -> Task:
     """Standardise and fit one block, in all folds and on all sites."""
-    plan, confounds = work.plan, work.plan.confounds_of(block)
+    plan = work.plan
     if block == "amplitude":
         (total,) = yield [Ask("usable", "amplitude")]
         work.publish("usable.amplitude", total)
         if not work.uses_amplitude:  # the decisions of the block are 0
             zeros = np.zeros(plan.features(block))
             work.means[block] = zeros
-            work.publish(f"standard.{block}", np.stack([zeros, zeros + 1, *[zeros] * len(confounds)]))
+            work.publish(f"standard.{block}", np.stack([zeros, zeros + 1]))
             work.publish(f"solution.{block}", np.zeros((plan.fits, len(zeros) + 1)))
             return
-    columns = plan.study.inputs if block == "phenotypes" else confounds
-    imputed = [column for column in columns if any(column in member.incomplete for member in plan.members)]
-    yield from _await(work, [*(f"moments.{column}" for column in columns), *(f"fill.{column}" for column in imputed)])
-    totals = yield [Ask("spread", block), *([Ask("confounds", block)] if confounds else [])]
-    work.means[block] = totals[0][0] / plan.subjects
-    if confounds:
-        yield from _await(work, [PARTS])
-    work.publish(
-        f"standard.{block}", _standards(totals, plan, len(confounds), regress=bool(confounds) and bool(work.known[PARTS].any()))
-    )
+    if block == "phenotypes":
+        imputed = [column for column in plan.study.inputs if any(column in member.incomplete for member in plan.members)]
+        yield from _await(work, [*(f"moments.{one}" for one in plan.study.inputs), *(f"fill.{one}" for one in imputed)])
+    ((total, by_weight, squares),) = yield [Ask("spread", block)]
+    work.means[block] = total / plan.subjects
+    weight = plan.summed_weights(plan.fits - 1)
+    spread = np.sqrt(np.maximum(squares, 0.0) / weight)
+    work.publish(f"standard.{block}", np.stack([by_weight / weight, np.where(spread > SMALLEST_SPREAD, spread, 1.0)]))
     (by_fold,) = yield [Ask("association", block)]
     parts = None
     if block == "phenotypes":
-        parts = yield from _held_parts(plan, by_fold)
-        work.publish(PARTS, parts)
+        parts = work.parts = yield from _held_parts(plan, by_fold)
     solution = yield from _ridge(plan, block, by_fold, parts)
     work.publish(f"solution.{block}", solution)
 
@@ -238,22 +235,6 @@ def _held_parts(plan: Plan, by_fold: Floats) -> Generator[list[Ask], list[Floats
     mean, by_square, squares = held
     shares = sum(weight**2 for weight in plan.site_weights.values())
     return parts_of_weight(mean, squares - 2 * mean * by_square + mean**2 * shares, len(plan.site_weights))
-
-
-def _standards(totals: list[Floats], plan: Plan, confounds: int, *, regress: bool) -> Floats:
-    """(2 + confound, feature) centre and spread of the features, and the slopes of confounds, from sums over sites.
-
-    The slopes are 0 unless confounds are to be regressed out.
-    """
-    (_, by_weight, squares, *products), weight = totals[0], plan.summed_weights(plan.fits - 1)
-    crossed = np.array(products).reshape(confounds, len(squares))
-    centre, slopes = by_weight / weight, np.zeros((confounds, len(squares)))
-    if regress:
-        slopes = np.linalg.pinv(totals[1][1:], hermitian=True) @ crossed
-        centre = centre - totals[1][0] / weight @ slopes
-    residual = np.maximum(squares - (slopes * crossed).sum(axis=0), 0.0)
-    spread = np.sqrt(residual / weight)
-    return np.stack([centre, np.where(spread > SMALLEST_SPREAD, spread, 1.0), *slopes])
 
 
 def _ridge(plan: Plan, block: str, by_fold: Floats, parts: Floats | None = None) -> Generator[list[Ask], list[Floats], Floats]:
@@ -388,18 +369,13 @@ def _fitted(work: Work, rounds: int) -> Model:
         state["phenotypes.scaler.fill"] = np.array([float(known[f"fill.{column}"]) for column in inputs])
         state["phenotypes.scaler.mean"] = moments[:, 0].copy()
         state["phenotypes.scaler.scale"] = np.where(moments[:, 1] > 0, moments[:, 1], np.inf)
-    folded = np.zeros(len(plan.confounds))
     for block, weight in work.weights.items():
-        centre, scale, *slopes = known[f"standard.{block}"]
+        centre, scale = known[f"standard.{block}"]
         solution = known[f"solution.{block}"][-1]  # on all sites
         unscaled = solution[:-1] / scale
         state[f"{block}.mean"] = work.means[block]
         state[f"{block}.weights"] = weight * unscaled
         state[f"{block}.intercept"] = np.array(weight * float(solution[-1] - centre @ unscaled))
-        if slopes:
-            folded += weight * np.array(slopes) @ unscaled
-    if plan.confounds:
-        state["phenotypes.weights"][[inputs.index(name) for name in plan.confounds]] -= folded
     if work.uses_amplitude:
         _range(work).save(state)
     state["calibration"] = np.array(work.calibration)
@@ -448,9 +424,9 @@ def _facts(work: Work, rounds: int) -> dict[str, Any]:
         facts["federated"]["left_out"] = plan.study.leave_out
     notes = [note_on_connectomes(plan.method.blocks, first.scans)]
     if "phenotypes" in plan.blocks:
-        parts = dict(zip(plan.study.inputs, work.known[PARTS].tolist(), strict=True))
+        parts = dict(zip(plan.study.inputs, work.parts.tolist(), strict=True))
         facts["phenotypes"] = {"parts": parts} | work.relative
-        notes += [] if work.known[PARTS].any() else [DO_NOT_HOLD]
+        notes += [] if work.parts.any() else [DO_NOT_HOLD]
     notes += [NO_TABLES, *[FLAT_NOTE] * (work.calibration[0] * work.spread < FLAT)]
     facts["notes"] = list(filter(None, notes))
     if "amplitude" in plan.blocks and work.usable_scans < plan.subjects:

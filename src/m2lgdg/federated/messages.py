@@ -37,8 +37,8 @@ from m2lgdg.federated.site import Site
 from m2lgdg.scans import KINDS, SERIES
 from m2lgdg.storage import InputError, one_line, read_bytes
 
-STUDY, JOIN = "m2lgdg-federated-study-2", "m2lgdg-federated-join-3"
-REQUEST, ANSWER = "m2lgdg-federated-request-2", "m2lgdg-federated-answer-2"
+STUDY, JOIN = "m2lgdg-federated-study-3", "m2lgdg-federated-join-3"
+REQUEST, ANSWER = "m2lgdg-federated-request-3", "m2lgdg-federated-answer-3"
 LARGEST, LARGEST_ANSWER, LARGEST_HEADER = 2**30, 2**27, 2**24  # bytes of a message, of one site, of JSON
 JSON_TYPES: dict[str, type[Any]] = {  # by annotation
     **{"str": str, "int": int, "bool": bool, "Mapping[str, Any]": dict, "tuple[str, ...]": list},
@@ -70,8 +70,8 @@ def study_json(study: Settings) -> str:
 
 def read_study(content: bytes, where: str) -> Settings:
     """Settings of a study; anything else is refused, and so is what a site would not agree to."""
-    if b'"m2lgdg-federated-study-1"' in content:
-        raise InputError(f"{where} was begun by an earlier version, whose requests are not signed; begin a new study.")
+    if b'"m2lgdg-federated-study-1"' in content or b'"m2lgdg-federated-study-2"' in content:
+        raise InputError(f"{where} was begun by an earlier version, which asks for other sums; begin a new study.")
     return _checked(Settings, _json(content, STUDY, where), where)
 
 

@@ -294,15 +294,6 @@ class Plan:
         sizes = {"amplitude": self.rois, "phenotypes": len(self.study.inputs), LOG_EUCLIDEAN: with_diagonal}
         return sizes.get(block, self.rois * (self.rois - 1) // 2)
 
-    @property
-    def confounds(self) -> tuple[str, ...]:
-        """Phenotypes that are regressed out of the imaging blocks."""
-        return tuple(name for name in self.study.inputs if name in self.method.confounds)
-
-    def confounds_of(self, block: str) -> tuple[str, ...]:
-        """Phenotypes that are regressed out of a block."""
-        return () if block == "phenotypes" else self.confounds
-
     @cached_property
     def fold_of(self) -> dict[str, int]:
         """Fold in which each site is held out; -1 for a site in none, as the others have one class."""
@@ -350,18 +341,12 @@ class Sum(NamedTuple):
     form: Callable[[Plan, Ask], Form]
 
 
-def _confounds(plan: Plan, ask: Ask) -> Form:
-    count = len(plan.confounds_of(ask.name))
-    return Form((1 + count, count), np.array(4.0 * plan.subjects**2))
-
-
 def _spread(plan: Plan, ask: Ask) -> Form:
-    n, confounds = plan.subjects, len(plan.confounds_of(ask.name))
+    n = plan.subjects
     # The largest feature of a block; no z-score of n values is greater than the root of n.
     sizes = {"amplitude": LARGEST_AMPLITUDE, "phenotypes": math.sqrt(n), LOG_EUCLIDEAN: LARGEST_LOGARITHM}
     size = sizes.get(ask.name, LARGEST_FC)
-    bounds = [size * n, size * n, 4 * size**2 * n, *[2 * size * math.sqrt(n) * n] * confounds]
-    return Form((3 + confounds, plan.features(ask.name)), np.array(bounds)[:, None])
+    return Form((3, plan.features(ask.name)), np.array([[size * n], [size * n], [4 * size**2 * n]]))
 
 
 def _association(plan: Plan, ask: Ask) -> Form:
@@ -404,14 +389,7 @@ SUMS = {
         "sum of the regional amplitudes, and number of scans that were not standardised: the mean amplitude of each ROI",
         lambda plan, ask: Form((plan.rois + 1,), np.array(LARGEST_AMPLITUDE * plan.subjects)),
     ),
-    "confounds": Sum(
-        "sums of age and sex, and of their products within sites: their spread and correlation",
-        _confounds,
-    ),
-    "spread": Sum(
-        "sums, sums of squares, and products with age and sex, of each feature: means, spreads and slopes",
-        _spread,
-    ),
+    "spread": Sum("sums and sums of squares of each feature: means and spreads", _spread),
     "association": Sum(
         "sum of squares of each feature, and sum of its products with the diagnosis, by fold of sites",
         _association,

@@ -133,10 +133,11 @@ class Site:
             values[missing] = float(self.known[f"fill.{column}"]) if np.isnan(typical) else typical
         return values
 
-    def z_scores(self, columns: tuple[str, ...]) -> Floats:
-        """(subject, column) imputed phenotypes in units of the sd over all sites; 0 for a constant column."""
-        result = np.zeros((len(self.labels), len(columns)))
-        for j, column in enumerate(columns):
+    def z_scores(self) -> Floats:
+        """(subject, input) imputed phenotypes in units of the sd over all sites; 0 for a constant one."""
+        inputs = self.plan.study.inputs
+        result = np.zeros((len(self.labels), len(inputs)))
+        for j, column in enumerate(inputs):
             mean, scale = self.known[f"moments.{column}"]
             if scale > 0:
                 if abs(float(self.known.get(f"fill.{column}", mean)) - mean) > FARTHEST * scale:
@@ -150,7 +151,7 @@ class Site:
     def features(self, block: str) -> npt.NDArray[Any]:
         """(subject, feature) features of a block; amplitudes of standardised scans are filled in."""
         if block == "phenotypes":
-            return self.z_scores(self.plan.study.inputs)
+            return self.z_scores()
         features = self.arrays[block]
         if block != "amplitude":
             return features
@@ -162,17 +163,13 @@ class Site:
         return np.where(standardised[:, None], mean, features)
 
     def standardised(self, block: str) -> tuple[npt.NDArray[Any], Floats]:
-        """(subject, feature) features without confounds, centred by site and scaled, and the shift of an unseen site."""
+        """(subject, feature) features centred by site and scaled, and the shift of an unseen site."""
         if block not in self.rows:
-            features, confounds = self.features(block), self.z_scores(self.plan.confounds_of(block))
-            centre, scale, slopes = np.split(self.known[f"standard.{block}"], [1, 2])
-            mean = combine(self.averages, features) - (self.averages @ confounds) @ slopes  # (1, feature)
-            values = features - mean
-            if len(slopes):
-                values -= confounds @ slopes
+            features, (centre, scale) = self.features(block), self.known[f"standard.{block}"]
+            (mean,) = combine(self.averages, features)
             trained = np.empty_like(features)
-            np.divide(values, scale, out=trained, casting="same_kind")
-            self.rows[block] = trained, ((mean - centre) / scale)[0]
+            np.divide(features - mean, scale, out=trained, casting="same_kind")
+            self.rows[block] = trained, (mean - centre) / scale
         return self.rows[block]
 
     @cached_property
@@ -222,20 +219,11 @@ def _usable(site: Site, _: Ask) -> Floats:
     return np.append(usable.sum(axis=0), float(len(usable)))
 
 
-def _confounds(site: Site, ask: Ask) -> Floats:
-    values = site.z_scores(site.plan.confounds_of(ask.name))
-    centred = values - site.averages @ values
-    return np.concatenate([(site.weights @ values)[None], (centred.T * site.weights) @ centred])
-
-
 def _spread(site: Site, ask: Ask) -> Floats:
-    features, confounds = site.features(ask.name), site.z_scores(site.plan.confounds_of(ask.name))
-    mean = combine(site.averages, features)
-    weighted = (confounds - site.averages @ confounds).T * site.weights
-    rows = np.concatenate([np.ones((1, len(features))), site.weights[None], weighted])
-    plain, by_weight, *slopes = combine(rows, features)
-    centred = features - mean
-    return np.stack([plain, by_weight, np.einsum("i,ij,ij->j", site.weights, centred, centred), *slopes])
+    features = site.features(ask.name)
+    centred = features - combine(site.averages, features)
+    plain, by_weight = combine(np.stack([np.ones(len(features)), site.weights]), features)
+    return np.stack([plain, by_weight, np.einsum("i,ij,ij->j", site.weights, centred, centred)])
 
 
 def _association(site: Site, ask: Ask) -> Floats:
@@ -299,7 +287,6 @@ KINDS: dict[str, Callable[[Site, Ask], Floats]] = {
     "search": _search,
     "moments": _moments,
     "usable": _usable,
-    "confounds": _confounds,
     "spread": _spread,
     "association": _association,
     "product": _product,
