@@ -12,6 +12,7 @@ from m2lgdg import InputError, Model, leave_one_site_out, make, make_cohort, run
 from m2lgdg.connectivity import fc_features
 from m2lgdg.deep import Batch, DeepMethod
 from m2lgdg.explain.attribution import explain, explain_subject
+from m2lgdg.explain.gradients import _matrices
 from m2lgdg.preprocess import PhenotypeScaler
 from m2lgdg.registry import METHODS
 
@@ -91,6 +92,19 @@ def test_tables_are_of_the_predicted_logit_and_signs_point_to_patient(planes, fo
     np.testing.assert_allclose(explanation.completeness["attributed"], own, rtol=1e-4, atol=1e-4)
     one = explain_subject(planes, fold.target.select([0]), steps=2)
     np.testing.assert_allclose(one.completeness["difference"], own[:1], rtol=1e-4, atol=1e-5)
+
+
+def test_a_feature_with_the_diagonal_is_a_matrix_with_it():
+    """Features of 4 ROIs row by row, as the logarithms of covariances are; without the diagonal, as edges are."""
+    for diagonal in (0, 1):
+        values = -1.0 - np.arange(6.0 + 4 * diagonal)[None]
+        absolute, signed = _matrices("any", values, 4)
+        place = iter(values[0])
+        for i in range(4):
+            for j in range(i + 1 - diagonal, 4):
+                expected = next(place)
+                assert signed[0, i, j] == signed[0, j, i] == expected and absolute[0, i, j] == -expected
+        assert signed[0].trace() == (0 if not diagonal else -(1 + 5 + 8 + 10))
 
 
 def test_the_framework_is_complete(small, fold):

@@ -120,7 +120,9 @@ def test_what_is_planted_is_found_with_its_direction(linear, fold):
 def test_the_decision_that_is_explained_includes_the_tables(linear, fold):
     """Blocks' proportions of its variance sum to one."""
     explained = explain(linear, fold.target)
-    by_block = [explained.edges[name].mean() for name in ("steady", "swings")] + [explained.rois["amplitude"].mean()]
+    by_block = [explained.edges[name].mean() for name in ("steady", "log_euclidean", "swings")] + [
+        explained.rois["amplitude"].mean()
+    ]
     by_block += [explained.phenotypes["score"].mean()]
     by_block += [own["score"].sum() / (len(own) - (name == "aseg")) * (1 - (name == "aseg") / len(own))
                  for name, own in explained.regions.groupby("table")]  # fmt: skip

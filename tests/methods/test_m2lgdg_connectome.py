@@ -316,7 +316,7 @@ def test_connectivity_without_unusual_time_points(fold):
     method = make(NAME, **SMALL | {"connectivity": "steady", "plus": True}).fit(fold.source, seed=0)
     batch = scaled(method, fold.target)
     np.testing.assert_array_equal(batch["steady"], fc_features(fold.target.series, frame_weighted))
-    assert set(batch.features) == {"steady", "swings", "amplitude", "tangent_edges"}
+    assert set(batch.features) == {"steady", "log_euclidean", "swings", "amplitude", "tangent_edges"}
     assert np.isfinite(method.predict_proba(fold.target)).all()
 
 
@@ -358,7 +358,7 @@ def test_connectomes_are_learned_from_as_plain_fc_of_series(fold, variant):
     head = make("connectome-adaptive", phenotypes=True).fit(matrices)
     mean = (logit(alone.predict_proba(fold.target)[:, 1]) + logit(head.predict_proba(target)[:, 1])) / 2
     np.testing.assert_allclose(logit(found.predict_proba(target)[:, 1]), mean, atol=1e-3)
-    assert set(scaled(found, target).features) == {"fc"} and not found.uses_amplitude
+    assert set(scaled(found, target).features) == {"fc", "log_euclidean"} and not found.uses_amplitude
     assert head.facts_["notes"][0] in found.facts_["notes"]
 
 

@@ -6,7 +6,6 @@ import pytest
 from scipy import stats
 
 from m2lgdg import Cohort, leave_one_site_out, make
-from m2lgdg.methods import linear
 from m2lgdg.methods.linear import DO_NOT_HOLD
 from m2lgdg.methods.tables import table_weights
 from m2lgdg.methods.within_sites import CHANCE, balance, held_parts, source_folds
@@ -92,17 +91,17 @@ def test_one_source_site_cannot_show_that_anything_holds():
     assert len(set(fitted.predict_proba(cohort)[:, 1].tolist())) == 1
 
 
-def test_confounds_are_taken_out_of_edges_in_full_beside_phenotypes_of_little_weight(monkeypatch):
-    """The decision is that of blocks on edges without age, whatever the weight of phenotypes."""
-    cohort = cohort_of([1, 1, 1, 0.3, 0.3, 1, 0.3, 1], n=20)
-    fitted = []
-    for weight in (0.3, 0.0):
-        monkeypatch.setattr(linear, "table_weights", lambda *given, weight=weight: np.array([weight]))
-        fitted.append(make("connectome-adaptive", phenotypes=True).fit(cohort))
-    edges = [one.state_["steady.weights"] for one in fitted]
-    np.testing.assert_array_equal(*edges)
-    own = fitted[0].state_["phenotypes.weights"] - fitted[1].state_["phenotypes.weights"]  # without what is folded in
-    assert own[0] > 0 and fitted[1].state_["phenotypes.weights"][1] == 0 and fitted[1].state_["phenotypes.weights"][0] != 0
+def test_phenotypes_leave_the_blocks_of_the_scan_as_they_are():
+    """Age, which tells the label here, counts on its own only: nothing is regressed out of the scan."""
+    cohort = cohort_of([1] * 8, n=20)
+    scan, both = (make("connectome-adaptive", phenotypes=one).fit(cohort) for one in (False, True))
+    for name in ("steady", "log_euclidean", "swings", "amplitude"):
+        for part in ("weights", "intercept", "mean"):
+            np.testing.assert_array_equal(both.state_[f"{name}.{part}"], scan.state_[f"{name}.{part}"])
+    z = both._features("phenotypes", cohort)
+    added = z @ both.state_["phenotypes.weights"] + both.state_["phenotypes.intercept"]
+    assert added.std() > 0.1
+    np.testing.assert_allclose(both.decision(cohort) - scan.decision(cohort), added, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["fc-svm", "connectome-adaptive"])

@@ -58,6 +58,22 @@ def test_arrays_of_0_1_0_are_found_by_their_former_names(fold, tmp_path):
     assert list(loaded.state_) == ["prevalence"] and np.array_equal(loaded.predict_proba(fold.target), expected)
 
 
+def test_the_default_of_0_1_0_decides_without_the_block_it_lacks(fold, tmp_path):
+    """Its facts do not name the block; a model that names it and lacks its weights is damaged."""
+    model = m2lgdg.make("connectome-adaptive", phenotypes=True).fit(fold.source)
+    logarithms = model.method._features("log_euclidean", fold.target)
+    own = logarithms @ model.state_["log_euclidean.weights"] + model.state_["log_euclidean.intercept"]
+    expected = model.decision(fold.target) - own
+    for part in ("weights", "intercept", "mean"):
+        del model.state_[f"log_euclidean.{part}"]
+    with pytest.raises(InputError, match="its weights do not fit method connectome-adaptive"):
+        m2lgdg.Model.load(model.save(tmp_path / "damaged")).predict_proba(fold.target)
+    del model.facts_["penalties"]["log_euclidean"]
+    former = m2lgdg.Model.load(model.save(tmp_path / "former"))
+    np.testing.assert_allclose(former.decision(fold.target), expected, atol=1e-6)
+    assert own.std() > 0.01
+
+
 def in_kind(cohort, kind):
     """The connectomes of a cohort, as Fisher z, correlations, covariances (of unequal sds) or partial correlations."""
     made, spread = [], np.linspace(0.5, 3.0, len(cohort.rois))

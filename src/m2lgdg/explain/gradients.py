@@ -140,8 +140,9 @@ def _baselines(network: Any) -> dict[str, Tensor]:
 
 def _matrices(name: str, values: Floats, n: int) -> Floats | None:
     """(2, subject, roi, roi) absolute and signed values of a connectivity feature, symmetric; None for other features."""
-    if values.shape[1:] == (n * (n - 1) // 2,):
-        both = squares(values, n)
+    edges = n * (n - 1) // 2
+    if values.shape[1:] in ((edges,), (edges + n,)):
+        both = squares(values, n, diagonal=values.shape[1] > edges)
     elif not name.endswith("series") and values.shape[1:] == (n, n):  # a series may have as many time points as ROIs
         both = values * (1 - np.eye(n))
     else:

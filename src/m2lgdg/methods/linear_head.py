@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.connectivity import fc_features
+from m2lgdg.connectivity import fc_features, log_features
 from m2lgdg.deep import Batch, DeepMethod, Shape
 from m2lgdg.methods.amplitude import ARRAYS, UsesAmplitude
 from m2lgdg.methods.connectome_adaptive import ConnectomeAdaptive
-from m2lgdg.methods.linear import VIEWS, blocks_of
+from m2lgdg.methods.linear import LOG_EUCLIDEAN, VIEWS, blocks_of
 from m2lgdg.preprocess import PhenotypeScaler
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -81,9 +81,10 @@ class WithLinearHead(UsesAmplitude, DeepMethod):
         self._linear = None
 
     def linear_features(self, cohort: Cohort) -> Arrays:
-        """Features of the linear model, (subject, feature) each."""
-        blocks = blocks_of(ConnectomeAdaptive.blocks, self.trained_on)
+        """Features of the linear model, (subject, feature) each; in models of 0.1.0 it has fewer blocks."""
+        blocks = [name for name in BLOCKS if f"fitted.head.{name}" in self.state_]
         features: Arrays = {name: fc_features(cohort.scans, VIEWS[name]) for name in blocks if name in VIEWS}
+        features |= {LOG_EUCLIDEAN: log_features(cohort.scans)} if LOG_EUCLIDEAN in blocks else {}
         return features | ({"amplitude": self.amplitude_block(cohort).astype(np.float32)} if "amplitude" in blocks else {})
 
     @property
