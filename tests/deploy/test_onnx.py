@@ -311,7 +311,7 @@ def test_the_inputs_of_a_model_of_connectomes(name, kind, fold):
         ("tangent", 2): lambda one: tangent(definite, one["reference"]),
         ("tangent_pearson", 2): lambda one: tangent(shrunk(r), one["reference"]),
         ("log_euclidean", 2): lambda _: tangent(shrunk(r), np.eye(len(r))),
-        ("tangent_edges", 2): lambda one: tangent(shrunk(r), one["reference"])[off],
+        ("log_edges", 2): lambda _: tangent(shrunk(r), np.eye(len(r)))[off],
     }
     said = {"fisher-z": "Fisher z of the conn", "covariance": "divided by the sds of both ROIs", "correlation": "the correlat"}
     for block, one in words.items():

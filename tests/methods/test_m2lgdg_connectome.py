@@ -70,7 +70,7 @@ def test_training_is_centred_by_site_and_a_target_by_source(fold, monkeypatch):
         np.testing.assert_allclose(np.mean(by_class, axis=0), mean, atol=1e-5)
     np.testing.assert_array_equal(scaled(method, fold.target)["fc"], fc_features(fold.target.series))
     assert "offsets" not in str(list(method.state_)) and method._offsets is None
-    _, seen = fits(fold.source, monkeypatch, centring="source", validation_share=0.0, tangent=False)
+    _, seen = fits(fold.source, monkeypatch, centring="source", validation_share=0.0, log_euclidean=False)
     torch.testing.assert_close(seen[-1][1]["fc"], seen[-1][0]["fc"])
 
 
@@ -344,7 +344,9 @@ def chebyshev_matrix(operator, k):
 @pytest.mark.parametrize("variant", ["plus", "M1"])
 def test_connectomes_are_learned_from_as_plain_fc_of_series(fold, variant):
     """The network and, in variant `plus`, its linear head; without imaging, nothing of the scan is used."""
-    fields = SMALL | dict(METHODS[NAME].variants[variant]) | {"tangent": False}  # its eigenvalues are not the same bit by bit
+    fields = (
+        SMALL | dict(METHODS[NAME].variants[variant]) | {"log_euclidean": False}
+    )  # its eigenvalues are not the same bit by bit
     matrices, target = fold.source.to_connectomes(), fold.target.to_connectomes()
     found = make(NAME, **fields | {"connectivity": "steady"}).fit(matrices, seed=0)
     alone = make(NAME, **fields | {"plus": False}).fit(fold.source, seed=0)

@@ -106,7 +106,7 @@ def test_numbers_of_an_earlier_version():
     """Of version 0.1.0 on the same cohort; not bit by bit, which holds on one kind of machine only."""
     cohort = make_cohort("tiny", sizes=dict.fromkeys("abcd", 30), missing=0.1, seed=1)
     fold = next(leave_one_site_out(cohort, ["d"]))
-    fields = dict(METHODS[NAME].variants["small"]) | {"epochs": 2, "warmup": 1, "tangent": False}
+    fields = dict(METHODS[NAME].variants["small"]) | {"epochs": 2, "warmup": 1, "log_euclidean": False}
     found = make(NAME, **fields).fit(fold.source, seed=0).predict_proba(fold.target)[:5, 1]
     np.testing.assert_allclose(found, EARLIER, atol=1e-3)
 

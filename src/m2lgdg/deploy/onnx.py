@@ -253,7 +253,7 @@ def _described_input(fitted: Method, name: str, value: npt.NDArray[Any]) -> dict
     row: dict[str, Any] = {"name": name, "type": str(value.dtype), "shape": ["subject", *value.shape[1:]], "prepared": how}
     if name in ("series", "scaled_series"):
         row["length"] = value.shape[2]
-    if name in ("tangent", "tangent_pearson", "tangent_edges"):
+    if name in ("tangent", "tangent_pearson"):
         row["reference"] = fitted.state_[f"{name}.reference"].tolist()
     if name == "amplitude" and isinstance(fitted, UsesAmplitude):
         row |= _amplitude_range(fitted)

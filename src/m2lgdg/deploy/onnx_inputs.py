@@ -16,12 +16,11 @@ RESAMPLED = (
 FISHER = f"0 with a ROI that never changes; clipped to -{CLIP} ... {CLIP}; then Fisher z, arctanh"
 CORRELATION = f"Pearson correlations of the (time, roi) series in double precision; {FISHER}"
 DEFINITE = "at least 1e-6 of the mean variance added to its diagonal"
-LOGARITHM = f"{DEFINITE}; W C W with W the inverse square root of `reference`; its matrix logarithm"
-TRIANGLE = "upper triangle with the diagonal, row by row, off-diagonal times sqrt 2"
-TANGENT = f"{LOGARITHM}; {TRIANGLE}"
+TRIANGLE = "its matrix logarithm; upper triangle with the diagonal, row by row, off-diagonal times sqrt 2"
+TANGENT = f"{DEFINITE}; W C W with W the inverse square root of `reference`; {TRIANGLE}"
 SHRUNK = "Ledoit-Wolf covariance of the series after each ROI was set to mean 0 and sd 1 (a ROI that never changes: 0)"
 EDGES = "of the ROI pairs (i, j), i < j, row by row: (1,2), (1,3), ..., (2,3), ..."
-TANGENT_EDGES = f"{LOGARITHM}; times sqrt 2; {EDGES}"
+LOG_EDGES = f"{DEFINITE}; its matrix logarithm; times sqrt 2; {EDGES}"
 ROWS = (
     "Pearson correlations of the (time, roi) series; Ledoit-Wolf covariance with the rows of this matrix, minus their mean, as "
     "observations"
@@ -43,8 +42,8 @@ PREPARED = {  # by name and number of dimensions: (subject, value) or (subject, 
     ("partial", 3): f"absolute partial correlations from the inverse of the {SHRUNK}; 0 on the diagonal",
     ("tangent", 2): f"{SHRUNK}, {TANGENT}",
     ("tangent_pearson", 2): f"{ROWS}, {TANGENT}",
-    ("tangent_edges", 2): f"{ROWS}, {TANGENT_EDGES}",
-    ("log_euclidean", 2): f"{ROWS}, {DEFINITE}; its matrix logarithm; {TRIANGLE}",
+    ("log_edges", 2): f"{ROWS}, {LOG_EDGES}",
+    ("log_euclidean", 2): f"{ROWS}, {DEFINITE}; {TRIANGLE}",
     ("correlation", 3): (
         "Pearson correlations of the (time, roi) series in double precision; 0 with a ROI that never changes; the whole "
         "symmetric matrix, with 1 on the diagonal"
@@ -83,8 +82,8 @@ def prepared_connectome(kind: str, name: str, dimensions: int) -> str | None:
         ("partial", 3): partial,
         ("tangent", 2): f"{definite}; {TANGENT}",
         ("tangent_pearson", 2): f"{rows}; {TANGENT}",
-        ("tangent_edges", 2): f"{rows}; {TANGENT_EDGES}",
-        ("log_euclidean", 2): f"{rows}; {DEFINITE}; its matrix logarithm; {TRIANGLE}",
+        ("log_edges", 2): f"{rows}; {LOG_EDGES}",
+        ("log_euclidean", 2): f"{rows}; {DEFINITE}; {TRIANGLE}",
         ("phenotypes", 2): PREPARED["phenotypes", 2],
     }.get((name, dimensions))
 

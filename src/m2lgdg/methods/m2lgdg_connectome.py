@@ -1,7 +1,7 @@
 """M²LG-DG on connectomes: the framework of `m2lgdg.py` with two encoders that read functional connectivity (FC).
 
-The token of a ROI is its row of FC, or of the tangent-space matrix (`m2lgdg_tangent.py`), and both readouts keep the ROIs; all
-parts after the encoders, the graph and the losses are the paper's.
+The token of a ROI is its row of FC, or of the log-Euclidean form of FC, and both readouts keep the ROIs; all parts after the
+encoders, the graph and the losses are the paper's.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.connectivity import fc_features
+from m2lgdg.connectivity import fc_features, log_features
 from m2lgdg.deep import Batch, PartsNetwork, Shape, total_of
 from m2lgdg.graph import chebyshev, propagation, thresholded
 from m2lgdg.method import ANY_SCAN, method
-from m2lgdg.methods import m2lgdg_structure, m2lgdg_tangent
+from m2lgdg.methods import m2lgdg_structure
 from m2lgdg.methods.connectome_adaptive import ConnectomeAdaptive
 from m2lgdg.methods.linear import VIEWS, note_on_connectomes, standardised_block
 from m2lgdg.methods.linear_head import LinearHead, WithLinearHead
@@ -33,6 +33,9 @@ from m2lgdg.methods.solvers import association
 from m2lgdg.methods.within_sites import balance
 from m2lgdg.preprocess import PhenotypeScaler
 from m2lgdg.scans import SERIES
+
+LOG_EDGES = "log_edges"  # name of the feature that half of the members read
+LOG_PREFIX = "log."  # of what is fitted for it
 
 # ---------------------------------------------------------------- dual-stream encoder of connectomes
 
@@ -104,7 +107,7 @@ class LocalEncoder(nn.Module):
 class Network(m2lgdg_structure.Network):
     """M²LG-DG with these two encoders. FC is centred and scaled first, with values of source.
 
-    A network of tangent-space edges has their values instead (`prefix`); `Members` gives it these edges in place of FC.
+    A network of log-Euclidean edges has their values instead (`prefix`); `Members` gives it these edges in place of FC.
     """
 
     config: M2LGDGConnectome
@@ -142,20 +145,20 @@ class Network(m2lgdg_structure.Network):
 
 
 def fc_members(members: int) -> int:
-    """How many members read FC where the others read tangent-space edges: half, and one more if they are odd."""
+    """How many members read FC where the others read log-Euclidean edges: half, and one more if they are odd."""
     return -(-members // 2)
 
 
 class Members(PartsNetwork):
     """Networks trained side by side, each from its own initial weights, on its own batches; their logits are averaged.
 
-    The first half reads FC; the others read tangent-space edges, if these were fitted.
+    The first half reads FC; the others read log-Euclidean edges, if these were fitted.
     """
 
     def __init__(self, shape: Shape, config: M2LGDGConnectome) -> None:
         super().__init__()
-        self.of_fc = fc_members(config.members) if f"{m2lgdg_tangent.PREFIX}mean" in shape.fitted else config.members
-        prefixes = [m2lgdg_tangent.PREFIX if i >= self.of_fc else "" for i in range(config.members)]
+        self.of_fc = fc_members(config.members) if f"{LOG_PREFIX}mean" in shape.fitted else config.members
+        prefixes = [LOG_PREFIX if i >= self.of_fc else "" for i in range(config.members)]
         self.networks = nn.ModuleList(Network(shape, config, prefix) for prefix in prefixes)
 
     @property
@@ -165,7 +168,7 @@ class Members(PartsNetwork):
         return cast(tuple[str, ...], first.modalities)
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
-        views = [batch] * self.of_fc + [self.of_tangent(batch)] * (len(self.networks) - self.of_fc)
+        views = [batch] * self.of_fc + [self.of_logarithms(batch)] * (len(self.networks) - self.of_fc)
         each: list[dict[str, Tensor]] = [
             network.parts(view)  # type: ignore[operator]
             for network, view in zip(self.networks, views, strict=True)
@@ -176,20 +179,20 @@ class Members(PartsNetwork):
                 parts[name] = torch.stack([one[name] for one in each]).mean(dim=0)
         return parts
 
-    def of_tangent(self, batch: Batch) -> Batch:
-        """Subjects with their tangent-space edges in place of FC; unchanged if no network reads these."""
+    def of_logarithms(self, batch: Batch) -> Batch:
+        """Subjects with their log-Euclidean edges in place of FC; unchanged if no network reads these."""
         if self.of_fc == len(self.networks):
             return batch
         first: Any = self.networks[0]
-        return replace(batch, features={**batch.features, first.config.view: batch[m2lgdg_tangent.EDGES]})
+        return replace(batch, features={**batch.features, first.config.view: batch[LOG_EDGES]})
 
     def baselines(self) -> dict[str, Tensor]:
         """Means of source, from which integrated gradients start: the network sees deviations from them."""
         first, last = cast(Any, self.networks[0]), cast(Any, self.networks[-1])
         if not first.config.imaging:
             return {}
-        tangent = {m2lgdg_tangent.EDGES: last.mean} if self.of_fc < len(self.networks) else {}
-        return {first.config.view: first.mean} | tangent
+        logarithms = {LOG_EDGES: last.mean} if self.of_fc < len(self.networks) else {}
+        return {first.config.view: first.mean} | logarithms
 
     def each(self, function: Callable[[nn.Module, Batch], dict[str, Tensor]], batch: Batch) -> dict[str, Tensor]:
         """(member,) results of a function of each network and its rows of the batch: equally many rows each, in order."""
@@ -209,8 +212,8 @@ class M2LGDGConnectome(WithTables, WithLinearHead, M2LGDG):
 
     In training, FC is centred by site; a target subject is centred by the mean of source. Each edge is scaled by a power of
     its association with the label in source, and edges are dropped at random. The last epoch is kept. FC is frame-weighted as
-    in `connectome-adaptive`; on connectomes it is plain FC. Half of the members read rows of the tangent-space matrix of
-    `tangent-pearson-ridge` instead; whether its edges are scaled by association is chosen at left-out source sites.
+    in `connectome-adaptive`; on connectomes it is plain FC. Half of the members read the log-Euclidean form of FC of that
+    method instead, centred and scaled in the same way.
     Tables of brain structure are further modalities (`m2lgdg_structure.py`); variant `no-structure` takes none, and variant
     `structure` nothing else.
     Variant `scan` takes the scan alone. Variant `plus` decides by the mean of two calibrated logits: that of the network and
@@ -229,7 +232,7 @@ class M2LGDGConnectome(WithTables, WithLinearHead, M2LGDG):
     scaling_power: float = 3.0  # of the association; above 1, the network sees little of weakly associated edges
     confounds: tuple[str, ...] = ()  # phenotypes regressed out of edges, within sites
     edge_dropout: float = 0.5
-    tangent: bool = True  # half of the members read rows of the tangent-space matrix
+    log_euclidean: bool = True  # half of the members read rows of the log-Euclidean form of FC
     tables: str | tuple[str, ...] = "all"  # of brain structure: "all", "none", or their names
     table_dropout: float = 0.5  # of columns
     members: int = 4
@@ -277,8 +280,6 @@ class M2LGDGConnectome(WithTables, WithLinearHead, M2LGDG):
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
         self._source = source
-        if self.tangent and self.imaging and self.members > 1:
-            self.state_[m2lgdg_tangent.REFERENCE] = m2lgdg_tangent.source_reference(source, self._content())
         try:
             super().learn(source, seed=seed, device=device, progress=progress)
         finally:
@@ -297,21 +298,17 @@ class M2LGDGConnectome(WithTables, WithLinearHead, M2LGDG):
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
         """In variant `plus`, after training, also those of the linear model."""
         own = {self.view: fc_features(cohort.scans, VIEWS[self.view])} if self.imaging else {}
-        if m2lgdg_tangent.REFERENCE in self.state_:  # not so in models of 0.1.0
-            own[m2lgdg_tangent.EDGES] = self.tangent_features(cohort)
+        if self._reads_logarithms():
+            n = len(cohort.rois)
+            own[LOG_EDGES] = log_features(cohort.scans)[:, np.not_equal(*np.triu_indices(n))]  # without the diagonal
         linear = self.linear_features(cohort) if self.plus and self._source is None else {}
         return {name: torch.from_numpy(value) for name, value in (own | self.table_features(cohort) | linear).items()}
 
-    def tangent_features(self, cohort: Cohort) -> npt.NDArray[np.float32]:
-        """(subject, edge) tangent-space edges, in training those of source."""
-        reference = self.state_[m2lgdg_tangent.REFERENCE]
+    def _reads_logarithms(self) -> bool:
+        """Whether some members read log-Euclidean edges; those of a model of 0.1.0 do not."""
         if self._source is None:
-            return m2lgdg_tangent.tangent_edges(cohort, reference)
-        return m2lgdg_tangent.source_edges(cohort, reference, self._content())
-
-    def _content(self) -> str | None:
-        """Hash of source, under which fits share what they compute of it; None for a class of a plugin, which does not."""
-        return str(self.facts_["source"]["hash"]) if type(self) is M2LGDGConnectome else None
+            return f"fitted.{LOG_PREFIX}mean" in self.state_
+        return self.log_euclidean and self.imaging and self.members > 1
 
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
         """The group graph (Eq. 3), and mean, scale and confound slopes of each edge; the offsets of sites are not saved."""
@@ -321,9 +318,9 @@ class M2LGDGConnectome(WithTables, WithLinearHead, M2LGDG):
         if not self.imaging:
             return further
         fitted = self.fit_edges(self.view, train, features)
-        if m2lgdg_tangent.EDGES in features:
-            of_tangent = self.fit_edges(m2lgdg_tangent.EDGES, train, features)
-            fitted |= {f"{m2lgdg_tangent.PREFIX}{name}": value for name, value in of_tangent.items()}
+        if LOG_EDGES in features:
+            of_logarithms = self.fit_edges(LOG_EDGES, train, features)
+            fitted |= {f"{LOG_PREFIX}{name}": value for name, value in of_logarithms.items()}
         edges = features[self.view].cpu().numpy()  # (subject, edge)
         correlation = np.tanh(edges).mean(axis=0, dtype=np.float64)  # (edge,); the paper's graph is of mean correlations
         return {"adjacency": self.group_graph(correlation, len(train.rois)), **fitted, **further}
@@ -337,13 +334,9 @@ class M2LGDGConnectome(WithTables, WithLinearHead, M2LGDG):
         columns = [i for i, name in enumerate(self.facts_["inputs"]) if name in self.confounds]
         confounds = scaler.transform(train)[:, columns] if columns else None
         rows, centre, spread, slopes = standardised_block(edges, train, weights, self.centring == "site", confounds)
-        scaling = self.scaling
-        if feature == m2lgdg_tangent.EDGES and scaling == "association":
-            self.facts_["tangent"] = m2lgdg_tangent.chosen_scaling(rows, train, weights)
-            scaling = self.facts_["tangent"]["scaling"]
         signs = np.where(train.labels == 1, 1.0, -1.0)
         scale = np.ones_like(spread)
-        if scaling == "association":
+        if self.scaling == "association":
             scale = self.edge_scale(association(rows.trained.astype(np.float64), signs, weights))
         offsets = np.zeros((len(self._source.site_names), len(centre)))
         offsets[[self._source.site_names.index(site) for site in np.unique(train.sites)]] = rows.shift * spread
@@ -382,16 +375,16 @@ class M2LGDGConnectome(WithTables, WithLinearHead, M2LGDG):
     def centred(self, batch: Batch) -> Batch:
         """Training subjects, moved by the offset of their site from the mean of source; not by that of a table they lack.
 
-        FC of the rows of members that read tangent-space edges is replaced by these.
+        FC of the rows of members that read log-Euclidean edges is replaced by these.
         """
         assert self._offsets is not None
-        offsets, edges = dict(self._offsets), m2lgdg_tangent.EDGES
+        offsets, edges = dict(self._offsets), LOG_EDGES
         moved: dict[str, Tensor] = {}
-        if (of_tangent := offsets.pop(edges, None)) is not None:
+        if (of_logarithms := offsets.pop(edges, None)) is not None:
             of_fc, fc = fc_members(self.members) * (len(batch) // self.members), offsets.pop(self.view)
             moved[self.view] = torch.empty_like(batch[edges])  # (subject, edge)
             torch.sub(batch[self.view][:of_fc], fc[batch.site[:of_fc]], out=moved[self.view][:of_fc])
-            torch.sub(batch[edges][of_fc:], of_tangent[batch.site[of_fc:]], out=moved[self.view][of_fc:])
+            torch.sub(batch[edges][of_fc:], of_logarithms[batch.site[of_fc:]], out=moved[self.view][of_fc:])
         moved |= {name: batch[name] - offset[batch.site] for name, offset in offsets.items()}
         for name in self._shifts:
             moved[name] = moved[name] * batch[name].any(dim=1, keepdim=True)

@@ -31,10 +31,7 @@ from m2lgdg.study.predictions import ADAPTED
 from m2lgdg.study.records import are_probabilities, encoded, explanation_path, head, plain, record_path
 
 # Facts stored in a record.
-LEARNED = (
-    *("penalties", "tangent", "history", "best_epoch", "losses", "parameters", "peak_memory_gib", "validation", "share"),
-    "notes",
-)
+LEARNED = ("penalties", "history", "best_epoch", "losses", "parameters", "peak_memory_gib", "validation", "share", "notes")
 LOST = "the GPU failed and can no longer be used by this process"
 _LOADING = threading.Lock()
 
