@@ -149,7 +149,7 @@ def test_members_have_their_own_weights_and_orders_and_are_averaged(fold, fitted
     assert not torch.equal(one.combine.weight, other.combine.weight)
     batch = scaled(fitted, fold.target)
     with torch.no_grad():
-        parts, each = network.parts(batch), [one.parts(batch), other.parts(network.of_tangent(batch))]
+        parts, each = network.parts(batch), [one.parts(batch), other.parts(network.of_logarithms(batch))]
     for name in ("logits", "gate"):
         torch.testing.assert_close(parts[name], (each[0][name] + each[1][name]) / 2)
     assert parts["fused"].shape[1] == 2 * each[0]["fused"].shape[1]
@@ -185,7 +185,7 @@ def shape_of(n, draw):
     edges = n * (n - 1) // 2
     fitted = {"adjacency": (draw.random((n, n)) > 0.5), "mean": draw.normal(size=edges), "scale": draw.random(edges)}
     fitted |= {"slopes": draw.normal(size=(3, edges))}
-    fitted |= {f"tangent.{name}": value[..., ::-1] for name, value in fitted.items() if name != "adjacency"}
+    fitted |= {f"log.{name}": value[..., ::-1] for name, value in fitted.items() if name != "adjacency"}
     return Shape(n, 200, 3, 4, {name: value.astype(np.float32) for name, value in fitted.items()})
 
 
@@ -202,7 +202,7 @@ def test_members_together_have_the_losses_and_gradients_of_one_after_another(var
     config = M2LGDGConnectome(**SMALL | M2LGDGConnectome.variants[variant] | changes)
     config.class_weight = torch.tensor([0.8, 1.4])
     draw = np.random.default_rng(0)
-    drawn = {name: torch.from_numpy(draw.normal(size=(24, 36)).astype(np.float32)) for name in ("fc", "tangent_edges")}
+    drawn = {name: torch.from_numpy(draw.normal(size=(24, 36)).astype(np.float32)) for name in ("fc", "log_edges")}
     features = drawn if config.imaging else {}
     phenotypes = torch.from_numpy(draw.normal(size=(24, 3 if config.phenotypes else 0)).astype(np.float32))
     batch = Batch(features, phenotypes, torch.arange(24) % 2, torch.arange(24) % 4)
@@ -316,7 +316,7 @@ def test_connectivity_without_unusual_time_points(fold):
     method = make(NAME, **SMALL | {"connectivity": "steady", "plus": True}).fit(fold.source, seed=0)
     batch = scaled(method, fold.target)
     np.testing.assert_array_equal(batch["steady"], fc_features(fold.target.series, frame_weighted))
-    assert set(batch.features) == {"steady", "log_euclidean", "swings", "amplitude", "tangent_edges"}
+    assert set(batch.features) == {"steady", "log_euclidean", "swings", "amplitude", "log_edges"}
     assert np.isfinite(method.predict_proba(fold.target)).all()
 
 

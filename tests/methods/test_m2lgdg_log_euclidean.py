@@ -123,7 +123,7 @@ def test_edges_are_scaled_as_asked(fold, scaling):
         np.testing.assert_allclose(found, 1.0, rtol=1e-4)
         return
     strength = np.abs((weights * (2.0 * fold.source.labels - 1)) @ (edges / sd))
-    assert np.corrcoef(np.argsort(np.argsort(found)), np.argsort(np.argsort(strength)))[0, 1] > 0.9
+    assert np.corrcoef(np.argsort(np.argsort(found)), np.argsort(np.argsort(strength)))[0, 1] > 0.85
     assert found.max() > 20 * np.median(found)  # the third power
 
 

@@ -382,9 +382,8 @@ class M2LGDGConnectome(WithTables, WithLinearHead, M2LGDG):
         moved: dict[str, Tensor] = {}
         if (of_logarithms := offsets.pop(edges, None)) is not None:
             of_fc, fc = fc_members(self.members) * (len(batch) // self.members), offsets.pop(self.view)
-            moved[self.view] = torch.empty_like(batch[edges])  # (subject, edge)
-            torch.sub(batch[self.view][:of_fc], fc[batch.site[:of_fc]], out=moved[self.view][:of_fc])
-            torch.sub(batch[edges][of_fc:], of_logarithms[batch.site[of_fc:]], out=moved[self.view][of_fc:])
+            of_first = batch[self.view][:of_fc] - fc[batch.site[:of_fc]]  # (subject, edge)
+            moved[self.view] = torch.cat([of_first, batch[edges][of_fc:] - of_logarithms[batch.site[of_fc:]]])
         moved |= {name: batch[name] - offset[batch.site] for name, offset in offsets.items()}
         for name in self._shifts:
             moved[name] = moved[name] * batch[name].any(dim=1, keepdim=True)
