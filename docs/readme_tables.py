@@ -85,7 +85,8 @@ def table() -> str:
     """The results that matter, and a sentence on what two sites can decide."""
     network = [(study, "m2lgdg-connectome", "") for study in ("paper/connectome", "all-sites/connectome")]
     newest = [f"abide-structure/{study}" for study in ("paper", "linear")]
-    default = [(study, "connectome-adaptive", "scan-phenotypes") for study in newest]
+    default = [(f"abide-default/{study}", "connectome-adaptive", "phenotypes") for study in ("paper", "linear")]
+    former = [(study, "connectome-adaptive", "scan-phenotypes") for study in newest]
     structure = [(study, "connectome-adaptive", "phenotypes") for study in newest]
     logistic = [(study, "fc-logistic", "phenotypes") for study in ("paper/linear", "all-sites/linear")]
     without_brain = [(study, "phenotype-logistic", "") for study in newest]
@@ -103,7 +104,7 @@ def table() -> str:
         row("[`m2lgdg-connectome`](docs/choosing.md), on connectomes", network),
         row("[`connectome-adaptive`](docs/connectome-adaptive.md), the default", default),
         row("... with [brain structure](docs/structure.md)", structure),
-        row("[both](docs/choosing.md#at-20-sites), variant `plus`", network, default),
+        row("[both](docs/choosing.md#at-20-sites), variant `plus`", network, former),
         [
             "... with [brain structure, in two atlases](docs/structure.md#in-the-network)",
             *("", ""),
@@ -115,6 +116,11 @@ def table() -> str:
             "[depression](docs/rest-meta-mdd.md) (REST-meta-MDD, connectomes): the default",
             *("", ""),
             over_sites(("rest-meta-mdd-connectomes/linear", "connectome-adaptive", "phenotypes")),
+        ],
+        [
+            "[ABIDE II](docs/choosing.md#three-data-sets) (352 ROIs): the default",
+            *("", ""),
+            over_sites(("abide-ii/linear", "connectome-adaptive", "phenotypes")),
         ],
     ]
     lines = [["AUC in percent", *TARGETS, "all sites"], ["---"] * 4, *rows]

@@ -51,6 +51,12 @@ STUDIES = {  # cells
     "abide-structure/connectome": 120,
     "abide-structure/ablation": 60,
     "abide-structure/plus": 60,
+    "abide-default/linear": 120,
+    "abide-default/paper": 4,
+    "abide-default/network": 60,
+    "abide-ii/linear": 84,
+    "abide-ii/peers": 56,
+    "abide-ii/network": 42,
     "rest-meta-mdd-connectomes/linear": 240,
     "rest-meta-mdd-connectomes/networks": 936,
     "rest-meta-mdd-connectomes/more": 432,
@@ -690,6 +696,39 @@ def test_depression_by_part_of_the_network_and_by_site(depression):
         assert numbers(*cells) == close([one[site] for one in areas])
     own, least, between, shown = numbers(text_of("mdd-power").split("12 sites")[-1].replace("80 %", "").replace("27 rows", ""))
     assert least == pytest.approx(50 + 2.8016 * own, abs=0.2) and shown == pytest.approx(2.8016 * between, abs=0.2)
+
+
+def test_three_data_sets(predictions):
+    """Means at development sites and at the others, of single models and of the mean of two logits."""
+
+    def decisions(study, method, variant):
+        own = predictions[study].query("method == @method and variant == @variant")
+        logits = np.log(own["proba"] / (1 - own["proba"]))
+        return own.assign(logit=logits).pivot(index=["target", "subject", "label"], columns="seed", values="logit")
+
+    five = [f"ABIDEII-{site}_1" for site in ("NYU", "SDSU", "TCD", "UCD", "USM")]
+    own = {"connectome-adaptive": "linear", "fc-logistic": "linear", "tangent-pearson-ridge": "peers"}
+    found = {}
+    for method, part in own.items():
+        studies = "abide-default/linear", f"abide-ii/{part}", "rest-meta-mdd-connectomes/linear"
+        found[f"`{method}`"] = [decisions(study, method, "phenotypes") for study in studies]
+    name = "m2lgdg-connectome"
+    network = [decisions(f"{study}/network", name, "") for study in ("abide-default", "abide-ii")]
+    found[f"`{name}`"] = network
+    linear = found["`connectome-adaptive`"]
+    found["both: variant `plus`"] = [one.add(other[0], axis=0) for one, other in zip(network, linear, strict=False)]
+    rows = {row[0]: row[1:] for row in rows_of("three-sets")}
+    assert set(rows) == set(found)
+    default = auc_by_seed(linear[1]).mean().mean()
+    for title, sets in found.items():
+        first, second, *third = (auc_by_seed(one).mean() for one in sets)
+        expected = [first.mean(), first.drop(FOUR).mean(), first[FOUR].mean()]
+        expected += [second.mean(), second.drop(five).mean(), second[five].mean(), *(one.mean() for one in third)]
+        assert numbers(*rows[title][: 6 + len(third)]) == close(expected)
+        if title != "`connectome-adaptive`":
+            middle, low, high = numbers(rows[title][7].replace("to ", ""))
+            assert middle == close(second.mean() - default) and low < middle < high
+    assert second.index.nunique() == 14 and first.index.nunique() == 20
 
 
 def test_depression_with_permuted_labels_is_at_chance():

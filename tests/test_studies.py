@@ -29,7 +29,9 @@ COHORTS = {
     **dict.fromkeys(("abide-connectome-sensitivity", "abide-margin"), "abide-paper"),
     **{f"abide-structure{part}": "abide-structure" for part in ("", "-ablation", "-atlases", "-connectome", "-plus")},
     **{name: name for name in ("abide-structure-head", "abide-structure-matched", "abide-structure-paper")},
-    "rest-meta-mdd-connectomes": "rest-meta-mdd-connectomes",
+    **{name: name for name in ("rest-meta-mdd-connectomes", "abide-ii")},
+    "abide-default": "abide-structure",
+    "abide-default-paper": "abide-structure-paper",
 }
 AT_20_SITES = (
     *("abide-adapted", "abide-connectome", "abide-connectome-atlases", "abide-connectome-quick", "abide-linear"),
@@ -48,6 +50,9 @@ def cohorts():
     public = ("S2", "S3", "S5", "S6", "S11", "S12", "S13", "S16", "S18", "S22", "S23", "S24")
     matrices = make_cohort("tiny", sizes=dict.fromkeys(public, 4), **small).to_connectomes()
     made["rest-meta-mdd-connectomes"] = matrices
+    second = [f"ABIDEII-{name}_1" for name in ("BNI", "EMC", "ETH", "GU", "IP", "IU", "KKI", "NYU", "OHSU", "SDSU", "TCD")]
+    second += [f"ABIDEII-{name}" for name in ("OILH_2", "UCD_1", "USM_1")]
+    made["abide-ii"] = make_cohort("tiny", sizes=dict.fromkeys(second, 4), **small)
     several = made["abide-atlases"]
     further = dict.fromkeys(others, Parcellation(several.rois, several.series))
     return made | {"abide-atlases": dataclasses.replace(several, atlas=first, parcellations=further)}
@@ -57,7 +62,7 @@ def cells_of(path, cohorts):
     study = read_study(path)
     cohort = COHORTS.get(path.stem) or next(name for name in FAMILIES if path.stem.startswith(name))
     assert Path(study.cohort).name == f"{cohort}.cohort"
-    everywhere = path.stem in AT_20_SITES or "structure" in path.stem
+    everywhere = path.stem in AT_20_SITES or "structure" in cohort
     sites = "abide-atlases" if everywhere else "abide" if cohort == "abide-paper" else cohort
     return make_cells(study, cohorts[sites])
 
