@@ -1,4 +1,4 @@
-"""Tables of docs/choosing.md on three data sets: how the default was chosen, and how it does at sites that had no part in it."""
+"""Tables of docs/choosing.md on three data sets: the choice of the default, and its AUC at sites that had no part in it."""
 
 import pandas as pd
 
