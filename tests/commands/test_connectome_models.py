@@ -112,7 +112,7 @@ def test_the_default_method_and_its_card(cli, folder):
         assert "matrices of correlation or fisher-z with 12 ROIs" in text
         assert not any(word in text for word in ("scan length", "volumes", "spectral edge", "standardised within its scan"))
     fitted = Model.load("default")
-    assert set(fitted.facts_["penalties"]) == {"fc", "phenotypes"} and fitted.facts_["scans"] == "fisher-z"
+    assert set(fitted.facts_["penalties"]) == {"fc", "log_euclidean", "phenotypes"} and fitted.facts_["scans"] == "fisher-z"
     assert "TR" not in " ".join(fitted.compare(Cohort.load("z.cohort")))
 
 
