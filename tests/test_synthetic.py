@@ -73,7 +73,7 @@ def test_the_cohort_of_the_demo_is_as_hard_as_real_ones():
             proba = make(name).fit(fold.source).predict_proba(fold.target)[:, 1]
             area.append(evaluate(fold.target.labels, proba)["AUC"])
     assert 0.7 < np.mean(areas["fc-logistic"]) < 0.8
-    assert 0.8 < np.mean(areas["connectome-adaptive"]) < 0.9
+    assert 0.8 < np.mean(areas["connectome-adaptive"]) < 0.92
     assert all(max(area) - min(area) > 0.1 for area in areas.values())
 
 
