@@ -729,6 +729,32 @@ def test_three_data_sets(predictions):
             middle, low, high = numbers(rows[title][7].replace("to ", ""))
             assert middle == close(second.mean() - default) and low < middle < high
     assert second.index.nunique() == 14 and first.index.nunique() == 20
+    default_text, _, rest = text_of("three-sets-others").partition("On ABIDE I")
+    former_text, _, network_text = rest.partition("Development sites")
+    scan = [decisions("abide-ii/linear", "connectome-adaptive", ""), decisions("abide-ii/peers", "tangent-pearson-ridge", "")]
+    alone, peer = (auc_by_seed(one).mean() for one in scan)
+    added = auc_by_seed(linear[1]).mean() - alone
+    expected = [alone.mean(), peer.mean(), alone[five].mean(), peer[five].mean(), added.drop(five).mean(), added[five].mean()]
+    assert numbers(default_text) == close(expected)
+    former = auc_by_seed(decisions("abide-structure/linear", "connectome-adaptive", "scan-phenotypes")).mean()
+    change = auc_by_seed(linear[0]).mean() - former
+    expected = [former.mean(), former.drop(FOUR).mean(), 16, former[FOUR].mean(), change.drop(FOUR).mean(), change[FOUR].mean()]
+    assert numbers(former_text) == close(expected)
+    tries = pd.read_csv(RESULTS / "searches" / "connectome-network.csv").groupby(["config", "set"])["AUC"].mean()
+    expected = [*tries["base"], *tries["base + tp"], *map(float, [auc_by_seed(network[0]).mean().drop(FOUR).mean()])]
+    expected += [auc_by_seed(network[1]).mean().drop(five).mean(), tries["log", "rest-meta-mdd"]]
+    assert numbers(network_text) == close(expected)
+    means = (
+        pd.read_csv(RESULTS / "searches" / "default.csv")
+        .groupby("rule")["AUC"]
+        .agg(["mean", "size"])
+        .query("size == 3")["mean"]
+    )
+    learned = [value for rule, value in means.items() if "discriminant" in rule]
+    log = "steady 1 + swings 0.3 + amplitude 0.2 + log_euclidean"
+    inside = [value for rule, value in means.items() if rule.startswith(log) and rule.endswith("[power 0: all; power 1: all]")]
+    expected = [min(learned), max(learned), len(learned), min(inside), max(inside), means[f"{log} 0.5"], means.max()]
+    assert numbers(text_of("default-search-others")) == close(expected)
 
 
 def test_depression_with_permuted_labels_is_at_chance():

@@ -3,9 +3,9 @@
 import pandas as pd
 
 from page_tables.committed import RESULTS, Model, by_site, paired_trainings
-from page_tables.writing import block, interval, name, number, table
+from page_tables.writing import block, bullets, interval, name, number, table
 
-DEFAULT, NETWORK = "connectome-adaptive", "m2lgdg-connectome"
+DEFAULT, NETWORK, PEER = "connectome-adaptive", "m2lgdg-connectome", "tangent-pearson-ridge"
 FOUR = ["NYU", "USM", "UM_1", "YALE"]
 FIVE = [f"ABIDEII-{site}" for site in ("NYU_1", "SDSU_1", "TCD_1", "UCD_1", "USM_1")]
 FORMER = "steady 1 + swings 0.3 + amplitude 0.2"
@@ -20,17 +20,39 @@ RULES = {  # what is said of a rule -> its name in the file
     "... tangent space, weight 0.5, scaling and penalty chosen": f"{TANGENT} 0.5 [power 0: all; power 1: all]",
 }
 SETS = ("abide-i", "abide-ii", "rest-meta-mdd")
+FORMER_DEFAULT: Model = ("abide-structure/linear", DEFAULT, "scan-phenotypes")
+
+
+def searched() -> pd.DataFrame:
+    """(rule, set) mean AUC over development sites."""
+    return pd.read_csv(RESULTS / "searches" / "default.csv").pivot(index="rule", columns="set", values="AUC")[list(SETS)]
 
 
 @block("default-search")
 def default_search() -> list[str]:
     """Some of the rules that were tried, on the development sites of the three sets."""
-    areas = pd.read_csv(RESULTS / "searches" / "default.csv").pivot(index="rule", columns="set", values="AUC")
-    rows = []
+    areas, rows = searched(), []
     for said, rule in RULES.items():
-        own = areas.loc[rule, list(SETS)]
+        own = areas.loc[rule]
         rows.append([said, *map(number, own), number(own.mean())])
     return table(["rule", "ABIDE I, 16 sites", "ABIDE II, 9 sites", "REST-meta-MDD, 12 sites", "mean"], rows)
+
+
+@block("default-search-others")
+def default_search_others() -> list[str]:
+    """Choices inside source, and how far the best rule is from the default; means over the three sets."""
+    means = searched().dropna().mean(axis=1)
+    learned = means[means.index.str.contains("discriminant")]
+    inside = means[means.index.str.startswith(LOG) & means.index.str.contains("all; power 1: all")]
+    own, best = means[f"{LOG} 0.5"], means.max()
+    return bullets(
+        "Weights of blocks that are learned inside source, as those of phenotypes and tables are, have "
+        f"{number(learned.min())} to {number(learned.max())} in {len(learned)} rules.",
+        f"With scaling and penalty of the log-Euclidean block chosen at left-out source sites, the default has "
+        f"{number(inside.min(), 2)} to {number(inside.max(), 2)} instead of {number(own, 2)}.",
+        f"The best of all rules has {number(best, 2)}. It has a tangent space, whose reference must be fitted on source; the "
+        "log-Euclidean block needs nothing.",
+    )
 
 
 def chosen(method: str) -> tuple[Model, Model | None, Model | None]:
@@ -45,7 +67,7 @@ def chosen(method: str) -> tuple[Model, Model | None, Model | None]:
 @block("three-sets")
 def three_sets() -> list[str]:
     """Mean AUC on the three sets, at development sites and at the others; on ABIDE II also minus the default."""
-    joined = {name(method): [chosen(method)] for method in (DEFAULT, "tangent-pearson-ridge", "fc-logistic", NETWORK)}
+    joined = {name(method): [chosen(method)] for method in (DEFAULT, PEER, "fc-logistic", NETWORK)}
     joined["both: variant `plus`"] = [chosen(NETWORK), chosen(DEFAULT)]
     rows = []
     for title, models in joined.items():
@@ -58,3 +80,29 @@ def three_sets() -> list[str]:
         rows.append([*row, interval(test["difference"], *test["interval"]) if test else ""])
     header = ["", "ABIDE I", "16 sites", "the four", "ABIDE II", "nine sites", "the five", "REST-meta-MDD"]
     return table([*header, "ABIDE II, minus the default (95 % over subjects)"], rows)
+
+
+@block("three-sets-others")
+def three_sets_others() -> list[str]:
+    """By the scan alone, before the change, and what networks had on the development sites of each set."""
+    scan = {one: by_site((f"abide-ii/{part}", one, "")) for one, part in ((DEFAULT, "linear"), (PEER, "peers"))}
+    alone, together = scan[DEFAULT], by_site(chosen(DEFAULT)[1])
+    former, present = by_site(FORMER_DEFAULT), by_site(chosen(DEFAULT)[0])
+    tried = pd.read_csv(RESULTS / "searches" / "connectome-network.csv")
+    tries = tried.groupby(["config", "set"])["AUC"].mean().unstack()[list(SETS)]
+    fc, mixed = (", ".join(map(number, tries.loc[config])) for config in ("base", "base + tp"))
+    own = [by_site(chosen(NETWORK)[0]).drop(FOUR).mean(), by_site(chosen(NETWORK)[1]).drop(FIVE).mean()]
+    own.append(tries.loc["log", "rest-meta-mdd"])
+    return bullets(
+        f"By the scan alone, the default has {number(alone.mean())} on ABIDE II and {name(PEER)} "
+        f"{number(scan[PEER].mean())}; at the five sites {number(alone[FIVE].mean())} and {number(scan[PEER][FIVE].mean())}. "
+        f"Sex and age change the default by {number((together - alone).drop(FIVE).mean())} at the nine sites and by "
+        f"{number((together - alone)[FIVE].mean())} at the five: what they say differs between sites.",
+        f"On ABIDE I the former default had {number(former.mean())}, {number(former.drop(FOUR).mean())} at the 16 sites and "
+        f"{number(former[FOUR].mean())} at the four. The present one differs by "
+        f"{number((present - former).drop(FOUR).mean())} where the former was chosen, and by "
+        f"{number((present - former)[FOUR].mean())} where it was not.",
+        f"Development sites of the three sets: networks on FC alone had {fc} (two members, one training), with as many on rows "
+        f"of the tangent space {mixed}, and the present network has {', '.join(map(number, own))} (on REST-meta-MDD one "
+        "training).",
+    )
