@@ -42,6 +42,14 @@ def no_waiting_for_the_disk():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def code_of_a_commit():
+    """Studies of tests are of one commit, whatever is being changed in the checkout; `study/test_provenance.py` asks git."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("m2lgdg.study.folder.provenance", lambda: {"commit": "c0ffee" + 34 * "0", "tree": "clean"})
+        yield
+
+
 @pytest.fixture(scope="session")
 def tiny():
     return m2lgdg.make_cohort("tiny")

@@ -14,7 +14,7 @@ from m2lgdg import Cohort, InputError, make_cohort, run_study
 from m2lgdg.data.leakage import leakage_checks
 from m2lgdg.findings import Exclusion
 from m2lgdg.metrics import auc
-from m2lgdg.report.checklists import TO_COMPLETE, checklists, known_facts
+from m2lgdg.report.checklists import TO_COMPLETE, checklists, known_facts, methods_text
 from m2lgdg.report.contents import read_contents
 from m2lgdg.study.predictions import read_predictions
 
@@ -204,6 +204,23 @@ def test_a_package_that_runs_from_its_folder_has_no_version(study, tmp_path):
     assert copied(study, tmp_path)["code"] == "m2lgdg, hash of the prediction code abc"
     (tmp_path / "environment.json").write_text(json.dumps({"code": "abc", "m2lgdg": "9.9"}))
     assert copied(study, tmp_path)["code"] == "m2lgdg 9.9, hash of the prediction code abc"
+
+
+@pytest.mark.parametrize(
+    ("commit", "tree", "told"),
+    [
+        ("1" * 40, "clean", "abc (commit 111111111111)"),
+        ("1" * 40, "changed", "abc (commit 111111111111, changed since)"),
+        ("1" * 40, "named by M2LGDG_COMMIT", "abc (commit 111111111111, named by M2LGDG_COMMIT)"),
+        ("unknown", "unknown", "abc"),
+    ],
+)
+def test_the_commit_of_the_code(study, tmp_path, commit, tree, told):
+    versions = {"code": "abc", "m2lgdg": "9.9", "commit": commit, "tree": tree, "numpy": "1.0", "system": "Linux"}
+    (tmp_path / "environment.json").write_text(json.dumps(versions))
+    assert copied(study, tmp_path)["code"] == f"m2lgdg 9.9, hash of the prediction code {told}"
+    paragraphs = " ".join(methods_text(read_contents(tmp_path), motion=False).paragraphs)
+    assert f", code {told} with numpy 1.0 on Linux." in paragraphs
 
 
 def changed(study, tmp_path, **changes):

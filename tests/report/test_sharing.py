@@ -260,6 +260,25 @@ def _renamed(folder, names):
         table.assign(subject=table["subject"].map(names)).to_csv(folder / name, index=False)
 
 
+def test_results_of_code_that_is_in_no_commit(linear_study, tmp_path, typed):
+    folder = shutil.copytree(linear_study, tmp_path / "study")
+    versions = json.loads((folder / "environment.json").read_text())
+    for tree, refused in (("changed", True), ("clean", False), ("unknown", False), ("named by M2LGDG_COMMIT", False)):
+        (folder / "environment.json").write_text(json.dumps(versions | {"tree": tree}))
+        code, _, error = typed("share", folder, "--out", tmp_path / tree)
+        assert (code, (tmp_path / tree).exists()) == ((2, False) if refused else (0, True))
+        if refused:
+            assert error == (
+                f"m2lgdg: {folder} was made with code that was changed after commit c0ffee000000, so that nobody can look it "
+                "up; commit it and repeat m2lgdg run, or add --uncommitted to share the results all the same.\n"
+            )
+    (folder / "environment.json").write_text(json.dumps(versions | {"tree": "changed"}))
+    assert typed("share", folder, "--out", tmp_path / "copy", "--uncommitted")[0] == 0
+    copied = json.loads((tmp_path / "copy" / "environment.json").read_text())
+    assert (copied["commit"], copied["tree"]) == (versions["commit"], "changed")  # and says so
+    assert typed("share", tmp_path / "copy", "--out", tmp_path / "again")[0] == 2  # a copy is no way around
+
+
 def test_ids_that_are_numbers(linear_study, tmp_path):
     """Seeds, labels, versions and sites with a number are no subjects; a site called as a subject is refused."""
     folder = shutil.copytree(linear_study, tmp_path / "study")

@@ -24,6 +24,9 @@ def share(
             show_default=False,
         ),
     ] = None,
+    uncommitted: Annotated[
+        bool, typer.Option("--uncommitted", help="Copy results of code that is in no commit, too, which are refused otherwise.")
+    ] = False,
 ) -> None:
     """Copy the results of a study for a repository or archive: all that tables and report need, without local paths."""
     from rich.markup import escape
@@ -35,7 +38,7 @@ def share(
     if secret and secret.resolve().is_relative_to(to.resolve()):
         raise InputError(f"{secret} is inside {to}, which is given away; name a file elsewhere for --pseudonyms.")
     with terminal.progress("copying the study"), new_folder(to) as part:
-        files = share_study(folder, part, Pseudonyms.of_file(secret) if secret else None)
+        files = share_study(folder, part, Pseudonyms.of_file(secret) if secret else None, uncommitted=uncommitted)
         size = sum(file.stat().st_size for file in files) / 1e6
     terminal.out.print(f"Wrote {len(files)} files, {size:.1f} MB, to {escape(str(to))}.", soft_wrap=True)
     ids = f"pseudonyms of the secret in {secret}, and labels" if secret else "subject ids"

@@ -29,6 +29,7 @@ from m2lgdg.report.tables import Table, columns
 from m2lgdg.scans import SERIES
 from m2lgdg.study.description import with_table
 from m2lgdg.study.predictions import ADAPTED
+from m2lgdg.study.provenance import CHANGED, CLEAN, UNKNOWN
 from m2lgdg.study.stats import half_interval, macro_scores, min_per_class
 
 TO_COMPLETE = "authors to complete"
@@ -104,7 +105,7 @@ def known_facts(contents: Contents) -> dict[str, str]:
         version = contents.environment.get("m2lgdg", "not installed")  # it can run from its source folder
         if "code" in contents.environment:
             name = "m2lgdg" if version == "not installed" else f"m2lgdg {version}"
-            facts["code"] = f"{name}, hash of the prediction code {contents.environment['code']}"
+            facts["code"] = f"{name}, hash of the prediction code {contents.environment['code']}{_commit(contents.environment)}"
     if contents.inclusion:
         facts["included"], facts["excluded"] = (str(len(contents.included(one))) for one in ("included", "excluded"))
         facts["exclusions"] = "; ".join(f"{reason} {count}" for reason, count in contents.exclusions()) or "none"
@@ -387,11 +388,19 @@ def _statistics(contents: Contents, cite: Callable[[str], str], motion: bool) ->
     return text
 
 
+def _commit(versions: Mapping[str, str]) -> str:
+    """Commit of the code, for the end of a phrase; empty if it is not known."""
+    commit, tree = versions.get("commit", UNKNOWN), versions.get("tree", UNKNOWN)
+    state = {CLEAN: "", CHANGED: ", changed since"}.get(tree, f", {tree}")
+    return "" if commit == UNKNOWN else f" (commit {commit[:12]}{state})"
+
+
 def _software(versions: Mapping[str, str], cite: Callable[[str], str]) -> str:
     if not versions:
         return ""
-    others = [f"{name} {version}" for name, version in versions.items() if name not in ("m2lgdg", "code", "system")]
-    code = f", code {versions['code']}" if versions.get("code") else ""
+    told = ("m2lgdg", "code", "system", "commit", "tree")
+    others = [f"{name} {version}" for name, version in versions.items() if name not in told]
+    code = f", code {versions['code']}{_commit(versions)}" if versions.get("code") else ""
     return (
         f"Analyses used m2lgdg {versions.get('m2lgdg', '')} {cite(PACKAGE)}{code} with {', '.join(others)}"
         f" on {versions.get('system', 'an unknown system')}."

@@ -35,6 +35,7 @@ from m2lgdg.report.subgroups import WITHHELD
 from m2lgdg.storage import InputError, write_text
 from m2lgdg.study.description import COHORT, CONNECTOMES, LEAST, copy_connectomes
 from m2lgdg.study.plan import METHODS_FILE
+from m2lgdg.study.provenance import CHANGED
 from m2lgdg.study.records import explanation_path
 
 COPIED = ("method", "variant", "target", "seed", "key", "status", "seconds", "learned", "unexplained")  # keys of a record
@@ -49,14 +50,21 @@ CELL = ["method", "variant", "seed", "target"]
 Filter = Callable[..., str]  # (text, replacement) -> text
 
 
-def share_study(folder: str | Path, to: str | Path, pseudonyms: Pseudonyms | None = None) -> list[Path]:
+def share_study(
+    folder: str | Path, to: str | Path, pseudonyms: Pseudonyms | None = None, *, uncommitted: bool = False
+) -> list[Path]:
     """Copy the files that tables and report need into a new folder; return their paths.
 
     Records of cells become one file, without the predictions, which are in predictions.csv. With `pseudonyms`, these take the
-    place of subject ids, rows are sorted by them, and a text that contains an id is withheld.
+    place of subject ids, rows are sorted by them, and a text that contains an id is withheld. Results of code that was changed
+    after its commit are refused, because nobody can look that code up, unless they may be `uncommitted`.
     """
     folder, to = Path(folder), Path(to)
     contents = read_contents(folder)
+    if contents.environment.get("tree") == CHANGED and not uncommitted:
+        since = f"changed after commit {str(contents.environment.get('commit'))[:12]}, so that nobody can look it up"
+        advice = "commit it and repeat m2lgdg run, or add --uncommitted to share the results all the same"
+        raise InputError(f"{folder} was made with code that was {since}; {advice}.")
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise InputError(f"{to} already exists; choose another --out.")
     told, contents, ids = _telling(contents, pseudonyms)

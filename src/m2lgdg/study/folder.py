@@ -27,6 +27,7 @@ from m2lgdg.storage import TEMPORARY, InputError, write_text
 from m2lgdg.study.config import Study
 from m2lgdg.study.description import COHORT, CONNECTOMES, describe, read_cohort_facts, write_connectomes
 from m2lgdg.study.plan import code_version, installed_version, write_declarations
+from m2lgdg.study.provenance import provenance, says_more
 
 LOCK = re.compile(r"\.lock-(\d+)-of-(\d+)")
 OURS = re.compile(rf"\.lock|{LOCK.pattern}|{TEMPORARY.pattern}")  # what a killed run may leave before study.json
@@ -35,7 +36,7 @@ OURS = re.compile(rf"\.lock|{LOCK.pattern}|{TEMPORARY.pattern}")  # what a kille
 @contextlib.contextmanager
 def locked_folder(out: Path, study: Study, cohort: Cohort, cohort_path: Path, shard: tuple[int, int]) -> Iterator[None]:
     """Lock the folder for this study, against other runs of the same cells, until the block ends."""
-    about = _about(out, study, cohort, cohort_path)
+    about, environment = _about(out, study, cohort, cohort_path), _environment(study)
     _check_folder(out, about)  # before anything is written
     with one_at_a_time(out):
         _check_folder(out, about)
@@ -47,7 +48,7 @@ def locked_folder(out: Path, study: Study, cohort: Cohort, cohort_path: Path, sh
         with contextlib.suppress(OSError):  # a full disk; the process id is only information for other runs
             os.write(handle, str(os.getpid()).encode())
         with one_at_a_time(out):
-            _describe(out, about, study, cohort)
+            _describe(out, about, environment, study, cohort)
             if cohort_path != Path(study.cohort):  # a release folder is converted once, so that all workers can read it
                 cohort.with_findings(read_cohort_facts(out).findings or ()).save(cohort_path)
         yield
@@ -149,7 +150,7 @@ def _check_folder(out: Path, about: dict[str, Any]) -> None:
         raise InputError(f"{out} is not empty and not a study folder; choose another --out.")
 
 
-def _describe(out: Path, about: dict[str, Any], study: Study, cohort: Cohort) -> None:
+def _describe(out: Path, about: dict[str, Any], environment: dict[str, str], study: Study, cohort: Cohort) -> None:
     """Write the files that describe the study; after a run was killed here, those still missing."""
     texts: dict[str, Callable[[], str]] = {
         "study.json": lambda: _json(about),
@@ -163,9 +164,20 @@ def _describe(out: Path, about: dict[str, Any], study: Study, cohort: Cohort) ->
     write_declarations(out, study.methods)
     if not (out / CONNECTOMES).is_file():
         write_connectomes(cohort, out)
-    environment, path = _environment(study), out / "environment.json"
-    if not path.is_file() or environment["code"] not in path.read_text(errors="replace"):
-        write_text(path, _json(environment))  # cells of other code are not in the predictions
+    stored = _stored(out / "environment.json")
+    if stored.get("code") != environment["code"]:  # cells of other code are not in the predictions
+        write_text(out / "environment.json", _json(environment))
+    elif says_more(environment, stored):
+        write_text(out / "environment.json", _json(stored | {name: environment[name] for name in ("commit", "tree")}))
+
+
+def _stored(path: Path) -> dict[str, str]:
+    """Content of environment.json; empty if it is missing or damaged."""
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return stored if isinstance(stored, dict) else {}
 
 
 def _json(content: Any) -> str:
@@ -189,4 +201,4 @@ def _environment(study: Study) -> dict[str, str]:
 
     packages = ("m2lgdg", "torch", "numpy", "scipy", "pandas", "scikit-learn", "nilearn")
     versions = {"python": python_version(), "system": f"{system()} {machine()}", "code": code_version(tuple(study.plugins))}
-    return versions | {name: installed_version(name) for name in packages}
+    return versions | provenance() | {name: installed_version(name) for name in packages}
