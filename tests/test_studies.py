@@ -35,7 +35,7 @@ COHORTS = {
 }
 AT_20_SITES = (
     *("abide-adapted", "abide-connectome", "abide-connectome-atlases", "abide-connectome-quick", "abide-linear"),
-    "abide-networks",
+    *("abide-networks", "abide-all", "abide-all-seeds", "abide-all-viq", "abide-all-sex-age"),
 )
 TARGETS = {"abide": ["NYU", "USM"], "rest-meta-mdd": ["S9", "S15", "S20", "S21"]}
 
@@ -127,6 +127,27 @@ def test_the_papers_subjects_have_the_papers_methods(cohorts):
 def test_all_sites_are_all_of_abide(cohorts):
     cells = cells_of(STUDIES / "abide-all-sites.toml", cohorts)
     assert Counter(cell.target for cell in cells) == dict.fromkeys(ABIDE_SITES, 50)
+
+
+def test_the_papers_table_is_at_every_site_without_and_with_phenotypes(cohorts):
+    cells = cells_of(STUDIES / "abide-all.toml", cohorts)
+    assert {cell.seed for cell in cells} == {0} and len({cell.target for cell in cells}) == 20
+    assert set(Counter((cell.method, cell.variant) for cell in cells).values()) == {20}
+    peers = {*METHODS.with_role(*SIMPLE), "combat-logistic"}
+    wanted = {*PAPER, "m2lgdg-connectome", "brainnet-transformer", "erm"} | peers
+    assert {cell.method for cell in cells} == wanted
+    takes = {(cell.method, bool(cell.fields.get("phenotypes"))) for cell in cells}
+    assert takes >= {(name, given) for name in wanted - {"prior", "phenotype-logistic"} for given in (False, True)}
+    rows = {(cell.method, cell.variant): cell.fields for cell in cells}
+    assert rows["m2dc", ""]["select_from"] == 0.5 and rows["m2dc", "last-epoch"]["select_from"] == 1.0
+    assert (
+        rows["mm-gtunets", ""]["used_phenotypes"] == ("sex", "age")
+        and not rows["mm-gtunets", "all-phenotypes"]["used_phenotypes"]
+    )
+    three = cells_of(STUDIES / "abide-all-seeds.toml", cohorts)
+    assert Counter((cell.variant, cell.seed) for cell in three) == {(v, s): 20 for v in ("", "M1", "M2") for s in range(3)}
+    own = {cell.key for cell in cells if cell.method == "m2lgdg"}
+    assert own == {cell.key for cell in three if cell.seed == 0}  # so that --reuse copies them
 
 
 def test_what_is_the_same_training_runs_once_and_has_all_its_rows(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from networks import numbers, randomised
 
-from m2lgdg import InputError
+from m2lgdg import InputError, make
 from m2lgdg.deep import Batch, Shape
 from m2lgdg.methods.m2dc import (
     M2DC,
@@ -415,12 +415,14 @@ def test_flat_scans_and_poor_sites_leave_everything_finite(sites):
         ({"select_from": 0.0}, 0),
         ({"select_from": 0.0, "select_after_warmup": True}, 5),
         ({"select_from": 0.25, "epochs": 10}, 2),
-        ({"select_from": 1.0}, 59),  # the last epoch can always be kept
+        (M2DC.variants["last-epoch"], 59),
+        (M2DC.variants["long"] | {"epochs": 10}, 9),
+        ({"select_from": 2.0}, 59),  # the last epoch can always be kept
         ({"select_from": 0.5, "epochs": 1, "warmup": 1}, 0),
     ],
 )
 def test_which_epochs_can_be_kept(fields, first):
-    own = M2DC(**fields)
+    own = make("m2dc", **fields)
     assert [epoch for epoch in range(own.epochs) if own.candidate(epoch)] == list(range(first, own.epochs))
 
 

@@ -248,7 +248,8 @@ class M2DC(DeepMethod):
     loss has `support_weight` 1. Variant `released` has the release's spread and weight. The release lacks the autoencoder: here
     a linear layer to 8 dimensions is the embedding, followed by batch norm, ReLU and a linear layer.
     Differs from the publication: the inner step is first order; 60 epochs of 40 episodes, not of 400; an epoch of the second
-    half is kept (`select_from`), since with any epoch it was often one of the first ten on ABIDE.
+    half is kept (`select_from`), where the release selects none and saves the last: variant `last-epoch`, and `long` with 400
+    episodes. If any epoch can be kept, it was often one of the first ten on ABIDE.
     Sites with fewer than `shots` subjects of a class are left out of episodes as long as enough others remain.
     """
 
@@ -282,7 +283,7 @@ class M2DC(DeepMethod):
     clip: float = 1.0
     label_smoothing: float = 0.0
     select_after_warmup: bool = False
-    select_from: float = 0.5  # no epoch before this fraction of the training is kept; 0: any epoch, as released
+    select_from: float = 0.5  # no epoch before this fraction of the training is kept; 1: the last, as released
     phenotypes: bool = False
 
     network_class = Network
@@ -291,7 +292,7 @@ class M2DC(DeepMethod):
         "temperature": (1e-6, math.inf),
         "percentile": (0, 100),
         "crop": (1e-6, math.inf),
-        "select_from": (0, 1),
+        "select_from": (0, math.inf),
     }
     unused = ("batch_size",)
     recordable = True
@@ -301,6 +302,8 @@ class M2DC(DeepMethod):
     )
     variants = {
         "clock": {"clock": True},
+        "last-epoch": {"select_from": 1.0},
+        "long": {"select_from": 1.0, "episodes": 400},
         "no-sampling": {"sampling": False},
         "phenotypes": {"phenotypes": True},
         "no-constraint": {"constraint_weight": 0.0},

@@ -17,8 +17,8 @@ from matplotlib.ticker import MaxNLocator
 from m2lgdg.report.drawing import FAINT, WIDTH, Figure, Sheet, colour, draw, short
 from m2lgdg.report.paper_tables import Key, label
 from m2lgdg.report.tables import NAN, Column, Table, Value, columns
+from m2lgdg.study.term_summary import CONSTANT
 
-CONSTANT = 0.02  # a loss term whose values in a training differ by less, relative to the largest, was the same in every epoch
 MOST_NAMES = 3  # in a sentence
 
 

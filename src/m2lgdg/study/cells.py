@@ -29,6 +29,7 @@ from m2lgdg.study.foreign import package_as_it_was
 from m2lgdg.study.plan import LIBRARIES, Cell, cell_code, is_code, own_code
 from m2lgdg.study.predictions import ADAPTED
 from m2lgdg.study.records import are_probabilities, encoded, explanation_path, head, plain, record_path
+from m2lgdg.study.term_summary import summarised
 
 # Facts stored in a record.
 LEARNED = ("penalties", "history", "best_epoch", "losses", "parameters", "peak_memory_gib", "validation", "share", "notes")
@@ -91,14 +92,18 @@ def _done(cell: Cell, context: CellContext) -> dict[str, Any]:
         if cell.adapt:
             scores[ADAPTED] = adapted_proba(fitted, fold.target, proba, cell.seed, cell.adapt).tolist()
         unexplained = _explain(cell, fitted, fold, context) if cell.explain else {}
-    learned = {name: fitted.facts_[name] for name in LEARNED if name in fitted.facts_} | table_parts(fitted)
+    facts = {name: fitted.facts_[name] for name in LEARNED if name in fitted.facts_} | table_parts(fitted)
+    learned = {name: plain(fact, f"method {cell.method}: fact {name}") for name, fact in facts.items()}
+    history = learned.get("history")
+    if terms := summarised(history) if isinstance(history, list) else {}:
+        learned["terms"] = terms
     return {
         "status": "done",
         "subjects": fold.target.subjects.tolist(),
         "labels": fold.target.labels.tolist(),
         **scores,
         **unexplained,
-        "learned": {name: plain(fact, f"method {cell.method}: fact {name}") for name, fact in learned.items()},
+        "learned": learned,
     }
 
 
