@@ -66,4 +66,5 @@ def test_the_code_of_the_page_runs(tmp_path, monkeypatch):
             m2lgdg.METHODS.pop("my-svm", None)
     assert len(values[0]) == len(values[1]) == 4
     assert set(read_predictions(tmp_path / "my-study")["method"]) == {"my-svm", "fc-svm"}
-    assert len(values[4]) == 52 and len(names["cohort"]) == 52
+    assert values[3] == "roi-001--roi-002" and len(values[5]) == 3
+    assert len(values[7]) == 52 and len(names["cohort"]) == 52

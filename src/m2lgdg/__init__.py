@@ -39,8 +39,13 @@ if TYPE_CHECKING:
     from m2lgdg.registry import METHODS as METHODS
     from m2lgdg.report.page import write_report as write_report
     from m2lgdg.report.paper_tables import table as table
+    from m2lgdg.sklearn_bridge.edges import edge_weights as edge_weights
     from m2lgdg.sklearn_bridge.estimator import as_estimator as as_estimator
     from m2lgdg.sklearn_bridge.from_sklearn import from_sklearn as from_sklearn
+    from m2lgdg.sklearn_bridge.transformers import Connectivity as Connectivity
+    from m2lgdg.sklearn_bridge.transformers import FrameWeightedConnectivity as FrameWeightedConnectivity
+    from m2lgdg.sklearn_bridge.transformers import SiteCentring as SiteCentring
+    from m2lgdg.sklearn_bridge.transformers import TangentConnectivity as TangentConnectivity
     from m2lgdg.splits import leave_one_site_out as leave_one_site_out
     from m2lgdg.storage import InputError as InputError
     from m2lgdg.study.runner import run_study as run_study
@@ -50,12 +55,17 @@ __version__ = "0.1.0"
 # Loaded when first used, so that `m2lgdg --help` does not wait for numpy, pandas or torch.
 _HOMES = {
     "Cohort": "cohort",
+    "Connectivity": "sklearn_bridge.transformers",
+    "FrameWeightedConnectivity": "sklearn_bridge.transformers",
     "InputError": "storage",
     "METHODS": "registry",
     "Method": "method",
     "Model": "model.model",
+    "SiteCentring": "sklearn_bridge.transformers",
+    "TangentConnectivity": "sklearn_bridge.transformers",
     "as_estimator": "sklearn_bridge.estimator",
     "check_cohort": "data.check",
+    "edge_weights": "sklearn_bridge.edges",
     "evaluate": "metrics",
     "from_sklearn": "sklearn_bridge.from_sklearn",
     "leave_one_site_out": "splits",

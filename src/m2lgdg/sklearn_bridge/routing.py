@@ -172,11 +172,17 @@ def _unseeded(value: Any) -> Iterator[Any]:
 
 
 def _request_groups(estimator: Any) -> None:
-    """Ask for groups in the fit of every part that can take them and says nothing about them."""
+    """Ask for groups in the fit of every part that can take them and says nothing about them.
+
+    Also in its `transform`, as scikit-learn wants one answer for both halves of `fit_transform`.
+    """
     for part in [estimator, *estimator.get_params().values()]:
         request = getattr(part, "_get_metadata_request", None)
-        if request is not None and not isinstance(part, type) and request().fit.requests.get("groups", True) is None:
-            part.set_fit_request(groups=True)
+        if request is None or isinstance(part, type) or request().fit.requests.get("groups", True) is not None:
+            continue
+        part.set_fit_request(groups=True)
+        if request().transform.requests.get("groups", True) is None:
+            part.set_transform_request(groups=True)
 
 
 def _takes_groups(estimator: Any) -> bool:
