@@ -386,7 +386,7 @@ def kept_epoch(learned):
 
 
 def test_comparisons_at_nyu_and_usm(predictions):
-    rows = rows_of("paper-comparisons")
+    rows, told, p_values = rows_of("paper-comparisons"), [], []
     assert len(rows) == 8
     for text, difference, *tests in rows:
         first, second = re.fullmatch(r"`(\S+)` minus (.*)", text).groups()
@@ -401,9 +401,11 @@ def test_comparisons_at_nyu_and_usm(predictions):
             apart.append(100 * (auc(label, probas[0]) - auc(label, probas[1])))
             points, p = re.fullmatch(r"(-?[\d.]+) \((.*)\)", cell).groups()
             assert float(points) == close(apart[-1])
-            assert as_chance(p) == pytest.approx(delong_p(label, *probas), abs=0.000501)
+            told.append(as_chance(p))
+            p_values.append(delong_p(label, *probas))
         middle, low, high = numbers(difference.replace("to ", ""))
         assert middle == close(np.mean(apart)) and low < middle < high
+    assert told == pytest.approx(holm(np.array(p_values)), abs=0.000501)
 
 
 def test_all_models_against_m2lgdg(predictions, areas):
@@ -556,8 +558,10 @@ def test_models_at_twenty_sites(predictions):
         assert middle == close((values - reference).mean()) and low < middle < high
         assert numbers(row[9]) == [(values > reference + 1e-9).sum(), 20]
         assert as_chance(row[10]) == pytest.approx(p, abs=0.000501)
-    equal = areas["... variant `plus`"].mean()
-    assert numbers(text_of("connectome-settings").split("weights:")[1])[0] == close(equal)
+    equal, told = areas["... variant `plus`"].mean(), text_of("connectome-settings")
+    assert numbers(told.split("weights:")[1])[0] == close(equal)
+    shares = [by_site([share * one + (1 - share) * linear for one in own]).mean() for share in np.linspace(0.2, 0.8, 7)]
+    assert numbers(told.split("0.2 to 0.8 have")[1])[:2] == close([min(shares), max(shares)])
 
 
 def test_models_with_brain_structure(predictions):

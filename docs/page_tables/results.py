@@ -113,10 +113,11 @@ def paper_comparisons() -> list[str]:
     pairs += [(whole, (*ABLATED[0], "M1")), (CONNECTOME, OWN)]
     pairs += [(CONNECTOME, of_paper(method, True)) for method in ("fc-logistic", "connectome-adaptive")]
     pairs += [(CONNECTOME, (*ABLATED[1], "scan"))]
+    compared = [paired(*pair) for pair in pairs]
+    adjusted_p = iter(holm([p for result in compared for _, p in result["delong"].values()]))
     rows = []
-    for first, second in pairs:
-        result = paired(first, second)
-        tests = [f"{number(difference)} ({chance(p)})" for difference, p in result["delong"].values()]
+    for (first, second), result in zip(pairs, compared, strict=True):
+        tests = [f"{number(difference)} ({chance(next(adjusted_p))})" for difference, _ in result["delong"].values()]
         other = name(second[1]) if second[1] != first[1] else f"its variant {second[2]}"
         rows.append([f"{name(first[1])} minus {other}", interval(result["difference"], *result["interval"]), *tests])
     methods = (*results.networks()[1:], *FURTHER, *LINEAR, "phenotype-logistic")
@@ -129,7 +130,7 @@ def paper_comparisons() -> list[str]:
     sides = {tests[key][0] > 0 for key in remaining}
     named = [f"{name(model[1])}{' with phenotypes' * others[model]} at {site}" for model, site in remaining]
     return [
-        *table(["models", "mean of both sites (95 % over subjects)", "NYU (DeLong p)", "USM (DeLong p)"], rows),
+        *table(["models", "mean of both sites (95 % over subjects)", "NYU (DeLong p, Holm)", "USM (DeLong p, Holm)"], rows),
         "",
         *bullets(
             f"All {len(others)} other models of both tables against `m2lgdg`, {len(tests)} DeLong tests: above it with p < "
