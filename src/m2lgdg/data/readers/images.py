@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from m2lgdg.cohort_arrays import need_seconds
 from m2lgdg.data.readers.arrays import Rois, Series
+from m2lgdg.data.readers.cifti import Axis, open_cifti
 from m2lgdg.storage import InputError, one_line
 
 PARCELLATED, DENSE, LABELS, CONNECTOME = ".ptseries.nii", ".dtseries.nii", ".dlabel.nii", ".pconn.nii"
@@ -83,10 +84,8 @@ def is_cifti(path: Path) -> bool:
 def header_seconds(path: Path) -> float:
     """Seconds per volume by the header of a NIfTI image or the time axis of a CIFTI-2 series; NaN if it has none."""
     if is_cifti(path):
-        _, (series, _) = _open(path)
-        # The file stores a step and a power of ten, so that milliseconds and microseconds are in seconds here.
-        seconds = float(series.step) if series.unit == "SECOND" else math.nan
-        return need_seconds(seconds, f"{path}, time axis") if 0 < seconds < math.inf else math.nan
+        _, (time, _) = _open(path)
+        return need_seconds(time.seconds, f"{path}, time axis") if 0 < time.seconds < math.inf else math.nan
     if not path.name.endswith(".nii.gz"):
         return math.nan
     header = load_image(path).header
@@ -100,17 +99,16 @@ def header_seconds(path: Path) -> float:
 
 def load_parcellated(path: Path, content: bytes | None = None) -> tuple[Rois, Series]:
     """Names of the parcels and (time, roi) series of a .ptseries.nii file, or of its content."""
-    image, (_, parcels) = _open(path, content)
-    return tuple(str(name).strip() for name in parcels.name), np.ascontiguousarray(_numbers(path, image))
+    stored, (_, axis) = _open(path, content)
+    return axis.parcels, np.ascontiguousarray(_numbers(path, stored))
 
 
 def load_connectome(path: Path, content: bytes | None = None) -> tuple[Rois, Series]:
     """Names of the parcels and (roi, roi) matrix of a .pconn.nii file, or of its content."""
-    image, axes = _open(path, content)
-    rows, columns = (tuple(str(name).strip() for name in axis.name) for axis in axes)
-    if rows != columns:
+    stored, (rows, columns) = _open(path, content)
+    if rows.parcels != columns.parcels:
         raise InputError(f"{path}: the parcels of its rows are not those of its columns.")
-    return columns, _numbers(path, image)
+    return columns.parcels, _numbers(path, stored)
 
 
 class Parcels:
@@ -118,87 +116,87 @@ class Parcels:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        image, (maps, models) = _open(path)
-        if len(maps) == 0:
+        stored, (maps, models) = _open(path)
+        if maps.length == 0:
             raise InputError(f"{path} has no map of labels.")
-        keys = _numbers(path, image)[0]
-        table = maps.label[0]
+        keys = _numbers(path, stored)[0]
+        table = maps.labels[0]
         present = [int(key) for key in np.unique(keys[np.isfinite(keys)]) if key != 0]  # 0 is what belongs to no parcel
         unnamed = next((key for key in present if key not in table), None)
         if unnamed is not None or not present:
             problem = "labels no grayordinate" if unnamed is None else f"has no name for label {unnamed}"
             raise InputError(f"{path} {problem}.")
-        self.names = {key: str(table[key][0]).strip() for key in present}
+        self.names = {key: table[key] for key in present}
         self.surfaces: dict[str, npt.NDArray[np.int64]] = {}
         self.grid, self.affine = np.zeros((0, 0, 0), dtype=np.int64), models.affine
-        if models.volume_shape is not None:
-            self.grid = _empty(path, models.volume_shape)
-        for name, chosen, model in models.iter_structures():
-            if name in models.nvertices:
-                surface = self.surfaces[name] = _empty(path, (models.nvertices[name],))
-                surface[_inside(path, model.vertex[:, None], surface.shape)] = keys[chosen]
+        self.last: tuple[Axis, list[npt.NDArray[np.intp]]] | None = None
+        if models.grid is not None:
+            self.grid = _empty(path, models.grid)
+        for name, chosen, places, vertices in models.structures:
+            if vertices is not None:
+                surface = self.surfaces[name] = _empty(path, (vertices,))
+                surface[_inside(path, places, surface.shape)] = keys[chosen]
             else:
-                self.grid[_inside(path, model.voxel, self.grid.shape)] = keys[chosen]
+                self.grid[_inside(path, places, self.grid.shape)] = keys[chosen]
 
     def means(self, path: Path) -> tuple[Rois, Series]:
         """(time, roi) means over the grayordinates of each parcel that are not NaN or 0 at every volume; 0 without any."""
-        image, (_, models) = _open(path)
-        keys = self._keys(path, models)
-        signals = _numbers(path, image).T  # (grayordinate, time), as they are stored
+        stored, (_, models) = _open(path)
+        last = self.last  # taken once, since other threads replace it
+        if last is None or last[0] is not models:
+            last = self.last = models, self._members(path, models)
+        signals = _numbers(path, stored).T  # (grayordinate, time), as they are stored
         covered = ~(np.isnan(signals).all(axis=1) | (signals == 0).all(axis=1))
         series = np.zeros((signals.shape[1], len(self.names)), dtype=np.float32)
-        for column, key in enumerate(self.names):
-            members = np.flatnonzero(covered & (keys == key))
-            if len(members):
-                series[:, column] = signals[members].mean(axis=0, dtype=np.float64)
+        for column, members in enumerate(last[1]):
+            present = members[covered[members]]
+            if len(present):
+                series[:, column] = signals[present].mean(axis=0, dtype=np.float64)
         return tuple(self.names.values()), series
 
-    def _keys(self, path: Path, models: Any) -> npt.NDArray[np.int64]:
-        keys = np.zeros(len(models), dtype=np.int64)
-        for name, chosen, model in models.iter_structures():
-            if name in models.nvertices and name in self.surfaces:
+    def _members(self, path: Path, models: Axis) -> list[npt.NDArray[np.intp]]:
+        """Grayordinates of each parcel."""
+        keys = np.zeros(models.length, dtype=np.int64)
+        for name, chosen, places, vertices in models.structures:
+            if vertices is not None and name in self.surfaces:
                 surface = self.surfaces[name]
-                if models.nvertices[name] != len(surface):
-                    vertices = f"{models.nvertices[name]} vertices in {name}, but {self.path.name} has {len(surface)}"
-                    raise InputError(f"{path}: {vertices}; give a parcellation of the same surfaces.")
-                keys[chosen] = surface[_inside(path, model.vertex[:, None], surface.shape)]
-            elif name not in models.nvertices and self.grid.size:
-                if models.volume_shape != self.grid.shape or not np.allclose(models.affine, self.affine):
+                if vertices != len(surface):
+                    counts = f"{vertices} vertices in {name}, but {self.path.name} has {len(surface)}"
+                    raise InputError(f"{path}: {counts}; give a parcellation of the same surfaces.")
+                keys[chosen] = surface[_inside(path, places, surface.shape)]
+            elif vertices is None and self.grid.size:
+                if models.grid != self.grid.shape or not np.allclose(models.affine, self.affine):
                     raise InputError(f"{path}: its voxels are not on the grid of {self.path.name}.")
-                keys[chosen] = self.grid[_inside(path, model.voxel, self.grid.shape)]
+                keys[chosen] = self.grid[_inside(path, places, self.grid.shape)]
         if not keys.any():
             raise InputError(f"{path} has no grayordinate of a parcel of {self.path.name}.")
-        return keys
+        return [np.flatnonzero(keys == key) for key in self.names]
 
 
-def _open(path: Path, content: bytes | None = None) -> tuple[Any, tuple[Any, Any]]:
-    """CIFTI-2 image and its two axes; the numbers are not yet read. A file of another kind than its name says is refused."""
-    import nibabel
-
+def _open(path: Path, content: bytes | None = None) -> tuple[Any, tuple[Axis, Axis]]:
+    """Numbers of a CIFTI-2 file, not yet read, and its two axes. A file of another kind than its name says is refused."""
     expected, meaning = next(AXES[suffix] for suffix in AXES if path.name.endswith(suffix))
     if content is None:
         if not path.exists():
             raise InputError(f"{path} does not exist.")
         _need_regular(path)
     try:
-        cls: Any = nibabel.Cifti2Image
-        image = cls.from_filename(path) if content is None else cls.from_bytes(content)
-        axes = tuple(image.header.get_axis(i) for i in range(image.ndim))
-        size = _size(image)
+        stored, axes = open_cifti(path, content)
+        size = math.prod(stored.shape) * stored.dtype.itemsize
     except Exception as error:  # a damaged header raises errors of any type in nibabel and the parser of XML
         raise InputError(f"{path} is not a readable CIFTI-2 file ({one_line(error) or type(error).__name__}).") from None
-    if tuple(type(axis).__name__ for axis in axes) != expected or tuple(image.shape) != tuple(map(len, axes)):
+    if tuple(axis.kind for axis in axes) != expected or tuple(stored.shape) != tuple(axis.length for axis in axes):
         raise InputError(f"{path} is not {meaning}.")
     limit = LARGEST_VOXELS if content is None else len(content)
     if size > limit:
         raise InputError(f"{path}: its header declares {size} bytes of numbers, more than the limit of {limit}.")
-    return image, (axes[0], axes[1])
+    return stored, (axes[0], axes[1])
 
 
-def _numbers(path: Path, image: Any) -> Series:
+def _numbers(path: Path, stored: Any) -> Series:
     try:
         with np.errstate(over="ignore"):
-            return np.asarray(image.dataobj, dtype=np.float32)
+            return np.asarray(stored, dtype=np.float32)
     except Exception as error:  # as above
         raise InputError(f"{path} is damaged or incomplete: its numbers cannot be read ({one_line(error)}).") from None
 
