@@ -1,7 +1,9 @@
 """Fast forms of networks give what the plain ones give: logits, losses and gradients, in training and in prediction."""
 
+import dataclasses
 import inspect
 
+import numpy as np
 import pytest
 import step
 import torch
@@ -11,8 +13,10 @@ from m2lgdg.deep import Shape
 from m2lgdg.devices import fast_form, plain_form
 from m2lgdg.fast import m2lgdg as fast_m2lgdg
 from m2lgdg.fast import ufa_net as fast_ufa_net
+from m2lgdg.fast.stacked import dropped
 from m2lgdg.methods import m2lgdg, ufa_net
 from m2lgdg.methods.m2lgdg import M2LGDG
+from m2lgdg.methods.m2lgdg_connectome import M2LGDGConnectome
 
 torch.set_num_threads(1)
 ROIS, LENGTH, SUBJECTS = 9, 40, 10
@@ -128,3 +132,66 @@ def test_a_network_without_a_fast_form_stays_as_it_is():
     network = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
     before = [type(one) for one in network.modules()]
     assert [type(one) for one in fast_form(network).modules()] == before
+
+
+# Members in one stack.
+
+
+def members():
+    fitted = {name: torch.rand(36, generator=torch.Generator().manual_seed(1)).numpy() for name in ("mean", "scale")}
+    config = M2LGDGConnectome(**M2LGDGConnectome.variants["small"] | {"connectivity": "fc", "members": 3})
+    torch.manual_seed(0)
+    return fast_form(config.build(shape(**fitted, slopes=np.zeros((step.INPUTS, 36), dtype=np.float32))))
+
+
+def edges():
+    given = batch()
+    return dataclasses.replace(given, features={"fc": torch.randn(SUBJECTS, 36, generator=torch.Generator().manual_seed(2))})
+
+
+def test_the_weights_of_members_are_rows_of_their_stack():
+    network = members().eval()
+    before = network(edges()).detach()
+    for name, value in network.stack().named_parameters():
+        for i, one in enumerate(network.networks):
+            row = one.get_parameter(name)
+            assert row.data_ptr() == value[i].data_ptr() and torch.equal(row, value[i]), name
+    assert len(list(network.parameters())) == 3 * len(list(network.stack().parameters()))
+    with torch.no_grad():
+        for value in network.updated():
+            value += 0.1
+    after = network(edges()).detach()
+    assert not torch.allclose(before, after, atol=1e-3)
+    torch.testing.assert_close(plain_form(network)(edges()).detach(), after, rtol=1e-4, atol=1e-5)
+    fast_form(network).load_state_dict(members().state_dict())
+    torch.testing.assert_close(network(edges()).detach(), before)
+
+
+def test_a_network_that_is_moved_gets_a_new_stack():
+    network = members().eval()
+    before, first = network(edges()).detach(), network.stack()
+    network.to(torch.float64).to(torch.float32)
+    assert network.stack() is not first
+    torch.testing.assert_close(network(edges()).detach(), before)
+    assert not network.stack().training and network.train().stack().training and not network.eval().stack().training
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.8])
+def test_dropout_of_a_stack_keeps_its_share_wherever_a_number_stands(p):
+    given = torch.rand(4001, 63, generator=torch.Generator().manual_seed(3)) + 1
+    torch.manual_seed(0)
+    found = dropped(given, p, training=True)
+    kept = found != 0
+    torch.testing.assert_close(found[kept], (given / (1 - p))[kept])
+    spread = (p * (1 - p)) ** 0.5
+    for offset in range(8):  # the 64 bits of a draw are those of four numbers
+        share = kept.flatten()[offset::8].float().mean()
+        assert abs(share - (1 - p)) < 5 * spread / (kept.numel() / 8) ** 0.5
+    for shift in (1, 2, 3, 4, 63):  # neighbours do not depend on each other
+        other = kept.flatten().roll(shift)
+        both = (kept.flatten() & other).float().mean()
+        assert abs(both - (1 - p) ** 2) < 5 * (1 / kept.numel()) ** 0.5
+    assert torch.equal(dropped(given, p, training=False), given) and not torch.equal(dropped(given, p, training=True), found)
+    torch.manual_seed(0)
+    assert torch.equal(dropped(given, p, training=True), found)
+    assert torch.equal(dropped(given, 1.0, training=True), torch.zeros_like(given))

@@ -49,11 +49,11 @@ def thresholded(group: npt.NDArray[np.float64], percentile: float) -> npt.NDArra
 
 
 def propagation(adjacency: Tensor, embedding: Tensor, beta: float = 0.5) -> Tensor:
-    """(roi, roi) operator: mixture of learned and group adjacency plus self-loops, normalised by degree on both sides."""
-    learned = torch.softmax(embedding @ embedding.T, dim=1)  # rows sum to 1
-    mixed = beta * learned + (1 - beta) * adjacency + torch.eye(len(adjacency), device=adjacency.device)
-    scale = mixed.sum(dim=1).rsqrt()
-    return scale[:, None] * mixed * scale[None, :]
+    """(..., roi, roi) operator: mixture of learned and group adjacency plus self-loops, normalised by degree on both sides."""
+    learned = torch.softmax(embedding @ embedding.mT, dim=-1)  # rows sum to 1
+    mixed = beta * learned + (1 - beta) * adjacency + torch.eye(adjacency.shape[-1], device=adjacency.device)
+    scale = mixed.sum(dim=-1).rsqrt()
+    return scale[..., :, None] * mixed * scale[..., None, :]
 
 
 def chebyshev(operator: Tensor, features: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -216,12 +216,9 @@ def test_members_together_have_the_losses_and_gradients_of_one_after_another(var
         loss = super(M2LGDGConnectome, config).loss
         if form is plain_form:
             assert type(network) is plain.Members
-            terms = network.each(loss, batch)
-        else:
-            assert type(network.networks[0]) is fast.Network
-            terms = fast.together(list(network.networks), loss, batch)
+        terms = network.each(loss, batch)
         sum(term.sum() for term in terms.values()).backward()
-        gradients = {name: value.grad for name, value in network.named_parameters()}
+        gradients = gradients_of(network)
         with torch.no_grad():
             results.append((terms, gradients, dict(network.named_buffers()), {"logits": network.eval()(batch)}))
     for one, other in zip(*results, strict=True):
@@ -230,6 +227,14 @@ def test_members_together_have_the_losses_and_gradients_of_one_after_another(var
             assert value is not None, name
             torch.testing.assert_close(other[name], value, rtol=1e-4, atol=1e-5)
     assert len(set(results[0][0]["ce"].tolist())) == 3
+
+
+def gradients_of(network):
+    """Gradient of each weight of each member; in the fast form they are rows of those of the stack."""
+    if type(network) is plain.Members:
+        return {name: value.grad for name, value in network.named_parameters()}
+    each = dict(network.stack().named_parameters())
+    return {f"networks.{i}.{name}": value.grad[i] for i in range(len(network.networks)) for name, value in each.items()}
 
 
 def test_it_inherits_the_framework():
@@ -323,12 +328,16 @@ def test_connectivity_without_unusual_time_points(fold):
 @pytest.mark.parametrize("order", [1, 2, 3, 4, 5])
 def test_the_fast_convolution_has_every_chebyshev_order(order):
     torch.manual_seed(0)
-    layer = plain.GraphConvolution(7, 4, order).double()
-    nodes = torch.randn(3, 9, 7, dtype=torch.float64)
-    operator = torch.randn(9, 9, dtype=torch.float64) / 9
-    expected = layer(nodes, operator)
-    torch.testing.assert_close(fast_form(layer)(nodes, operator), expected, rtol=1e-10, atol=1e-12)
-    slow = sum(torch.from_numpy(chebyshev_matrix(operator.numpy(), k)) @ nodes @ layer.weights[k] for k in range(order))
+    layer, both = plain.GraphConvolution(7, 4, order).double(), fast.GraphConvolution(7, 4, order).double()
+    layer.bias.data.normal_()
+    both.weights.data = torch.stack([torch.randn_like(layer.weights), layer.weights.data])  # of another member, and these
+    both.bias.data = torch.stack([torch.randn_like(layer.bias), layer.bias.data])
+    nodes = torch.randn(2, 3, 9, 7, dtype=torch.float64)  # (member, subject, roi, width)
+    operator = torch.randn(2, 9, 9, dtype=torch.float64) / 9
+    expected = layer(nodes[1], operator[1])
+    found = both(nodes.transpose(1, 2), operator).transpose(1, 2)
+    torch.testing.assert_close(found[1], expected, rtol=1e-10, atol=1e-12)
+    slow = sum(torch.from_numpy(chebyshev_matrix(operator[1].numpy(), k)) @ nodes[1] @ layer.weights[k] for k in range(order))
     torch.testing.assert_close(expected, slow + layer.bias, rtol=1e-10, atol=1e-12)
 
 

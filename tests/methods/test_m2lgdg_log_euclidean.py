@@ -10,6 +10,7 @@ from sklearn.covariance import ledoit_wolf
 
 from m2lgdg import METHODS, Model, leave_one_site_out, make_cohort
 from m2lgdg.connectivity import fc_features, upper_triangle
+from m2lgdg.devices import plain_form
 from m2lgdg.explain.attribution import explain
 from m2lgdg.methods.m2lgdg_connectome import LOG_EDGES, M2LGDGConnectome
 from m2lgdg.methods.within_sites import balance
@@ -43,7 +44,7 @@ def by_hand(series):
 
 
 def test_half_of_the_members_read_rows_of_the_log_euclidean_form(fold, fitted):
-    network, batch = fitted.network(), batch_of(fitted, fold.target)
+    network, batch = plain_form(fitted.network()), batch_of(fitted, fold.target)
     assert network.of_fc == 2
     edges = np.stack([by_hand(one) for one in fold.target.series])
     np.testing.assert_allclose(batch[LOG_EDGES], edges, atol=1e-4)

@@ -206,23 +206,23 @@ class Network(PartsNetwork):
         config = self.config
         if not encoded:  # M1
             return {"fused": self.project(self.phenotype_encoder(batch.phenotypes))}
-        h_fmri = functional.gelu(self.combine(torch.cat(encoded, dim=1)))  # Eq. 8, (subject, imaging)
+        h_fmri = functional.gelu(self.combine(torch.cat(encoded, dim=-1)))  # Eq. 8, (subject, imaging)
         if not config.phenotypes:  # M2
             return {"fused": self.project(h_fmri)}
         h_ni = self.phenotype_encoder(batch.phenotypes)  # Eq. 9, (subject, phenotype)
         if not config.decomposition:  # C1
-            return {"fused": self.project(torch.cat([h_fmri, h_ni], dim=1))}
+            return {"fused": self.project(torch.cat([h_fmri, h_ni], dim=-1))}
         s_f, p_f = self.shared_f(h_fmri), self.private_f(h_fmri)  # Eq. 10, each (subject, shared)
         s_n, p_n = self.shared_n(h_ni), self.private_n(h_ni)  # Eq. 10
         components = {"s_f": s_f, "p_f": p_f, "s_n": s_n, "p_n": p_n}
         if not config.cross_attention:  # C2
-            return components | {"fused": self.project(torch.cat([s_f, p_f, s_n, p_n], dim=1))}
-        z_f, z_n = torch.stack([s_f, p_f], dim=1), torch.stack([s_n, p_n], dim=1)  # Eq. 14, (subject, 2 tokens, shared)
+            return components | {"fused": self.project(torch.cat([s_f, p_f, s_n, p_n], dim=-1))}
+        z_f, z_n = torch.stack([s_f, p_f], dim=-2), torch.stack([s_n, p_n], dim=-2)  # Eq. 14, (subject, 2 tokens, shared)
         for layer in self.fusion:
             z_f, z_n = layer(z_f, z_n)  # Eq. 15
-        flat_f, flat_n = z_f.flatten(1), z_n.flatten(1)  # (subject, 2 * shared)
-        alpha = torch.softmax(self.gate(torch.cat([flat_f, flat_n], dim=1)), dim=1)  # Eq. 16, (subject, 2 modalities)
-        fused = self.output(torch.cat([alpha[:, :1] * flat_f, alpha[:, 1:] * flat_n], dim=1))  # h_fused, Eq. 16
+        flat_f, flat_n = z_f.flatten(-2), z_n.flatten(-2)  # (subject, 2 * shared)
+        alpha = torch.softmax(self.gate(torch.cat([flat_f, flat_n], dim=-1)), dim=-1)  # Eq. 16, (subject, 2 modalities)
+        fused = self.output(torch.cat([alpha[..., :1] * flat_f, alpha[..., 1:] * flat_n], dim=-1))  # h_fused, Eq. 16
         return components | {"gate": alpha, "fused": fused}
 
 

@@ -7,7 +7,7 @@ encoders, the graph and the losses are the paper's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal, cast
@@ -169,15 +169,15 @@ class Members(PartsNetwork):
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
         views = [batch] * self.of_fc + [self.of_logarithms(batch)] * (len(self.networks) - self.of_fc)
-        each: list[dict[str, Tensor]] = [
-            network.parts(view)  # type: ignore[operator]
-            for network, view in zip(self.networks, views, strict=True)
-        ]
-        parts = {"fused": torch.cat([one["fused"] for one in each], dim=1)}
-        for name in ("logits", "gate"):
-            if name in each[0]:
-                parts[name] = torch.stack([one[name] for one in each]).mean(dim=0)
-        return parts
+        each = self.member_parts(views)
+        means = {name: each[name].mean(dim=0) for name in ("logits", "gate") if name in each}
+        return means | {"fused": each["fused"].transpose(0, 1).flatten(1)}  # (subject, member * fused)
+
+    def member_parts(self, views: list[Batch]) -> dict[str, Tensor]:
+        """(member, subject, ...) parts of all networks, each of what it reads of the same subjects."""
+        networks = cast(Iterable[Any], self.networks)
+        each = [network.parts(view) for network, view in zip(networks, views, strict=True)]
+        return {name: torch.stack([one[name] for one in each]) for name in each[0]}
 
     def of_logarithms(self, batch: Batch) -> Batch:
         """Subjects with their log-Euclidean edges in place of FC; unchanged if no network reads these."""
@@ -200,6 +200,15 @@ class Members(PartsNetwork):
         rows = torch.split(torch.arange(len(batch), device=batch.label.device), size)
         results = [function(network, batch.take(some)) for network, some in zip(self.networks, rows, strict=True)]
         return {name: torch.stack([one[name] for one in results]) for name in results[0]}
+
+    def updated(self) -> Iterable[nn.Parameter]:
+        """What an optimizer updates."""
+        return self.parameters()
+
+    def clip(self, largest: float) -> None:
+        """Scale the gradient of each network down to this norm."""
+        for network in self.networks:
+            nn.utils.clip_grad_norm_(network.parameters(), largest)
 
 
 class MembersAndLinearModel(LinearHead, Members):
@@ -391,7 +400,8 @@ class M2LGDGConnectome(WithTables, WithLinearHead, M2LGDG):
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
         """In one fused operation."""
-        return self.updating(network.parameters(), fused=True)
+        members: Any = network
+        return self.updating(members.updated(), fused=True)
 
     def member_losses(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
         members: Any = network
@@ -408,7 +418,7 @@ class M2LGDGConnectome(WithTables, WithLinearHead, M2LGDG):
             terms = self.member_losses(network, batch)
         total_of(terms).backward()  # type: ignore[no-untyped-call]
         members: Any = network
-        for member in members.networks:
-            self.clip_gradients(member.parameters())
+        if self.clip:
+            members.clip(self.clip)
         optimizer.step()
         return {name: term.detach().mean() for name, term in terms.items()}

@@ -69,23 +69,24 @@ class Network(m2lgdg.Network):
         config = self.config
         h = self.encodings(encoded, batch)
         if len(h) == 1 or not config.decomposition:  # one modality, or C1
-            return {"fused": self.project(torch.cat(h, dim=1))}
+            return {"fused": self.project(torch.cat(h, dim=-1))}
         shared, private = (
-            torch.stack([psi(one) for psi, one in zip(each, h, strict=True)], dim=1) for each in (self.shared, self.private)
+            torch.stack([psi(one) for psi, one in zip(each, h, strict=True)], dim=-2) for each in (self.shared, self.private)
         )  # Eq. 10, each (subject, modality, shared)
         components = {"shared": shared, "private": private}
-        tokens = torch.stack([shared, private], dim=2)  # Eq. 14, (subject, modality, 2 tokens, shared)
+        tokens = torch.stack([shared, private], dim=-2)  # Eq. 14, (subject, modality, 2 tokens, shared)
         if not config.cross_attention:  # C2
-            return components | {"fused": self.project(tokens.flatten(1))}
-        first, others = tokens[:, 0], tokens[:, 1:].flatten(1, 2)  # (subject, 2, shared), (subject, 2 * others, shared)
+            return components | {"fused": self.project(tokens.flatten(-3))}
+        first, others = (
+            tokens[..., 0, :, :],
+            tokens[..., 1:, :, :].flatten(-3, -2),
+        )  # (subject, 2, shared), (subject, 2 * others, shared)
         for layer in self.fusion:
             first, others = layer(first, others)  # Eq. 15
-        flat = torch.cat([first, others], dim=1).flatten(1)  # (subject, modality * 2 * shared)
-        alpha = torch.softmax(self.gate(flat), dim=1)  # Eq. 16, (subject, modality)
-        weighted = alpha[:, :, None] * flat.view(
-            -1, len(self.shared), 2 * config.shared_width
-        )  # (subject, modality, 2 * shared)
-        return components | {"gate": alpha, "fused": self.output(weighted.flatten(1))}
+        flat = torch.cat([first, others], dim=-2).flatten(-2)  # (subject, modality * 2 * shared)
+        alpha = torch.softmax(self.gate(flat), dim=-1)  # Eq. 16, (subject, modality)
+        weighted = alpha[..., None] * flat.view(*flat.shape[:-1], len(self.shared), -1)  # (subject, modality, 2 * shared)
+        return components | {"gate": alpha, "fused": self.output(weighted.flatten(-2))}
 
     @property
     def modalities(self) -> tuple[str, ...]:
@@ -95,7 +96,7 @@ class Network(m2lgdg.Network):
 
     def encodings(self, encoded: tuple[Tensor, ...], batch: Batch) -> list[Tensor]:
         """h of each modality, (subject, imaging) or (subject, phenotype)."""
-        h = [functional.gelu(self.combine(torch.cat(encoded, dim=1)))] if encoded else []  # Eq. 8
+        h = [functional.gelu(self.combine(torch.cat(encoded, dim=-1)))] if encoded else []  # Eq. 8
         if self.config.phenotypes:
             h.append(self.phenotype_encoder(batch.phenotypes))  # Eq. 9
         for name, encoder in zip(self.tables, self.table_encoders, strict=True):
@@ -186,12 +187,12 @@ class WithTables(TakesTables, DeepMethod):
         if "shared" not in parts:
             return super().decomposition_losses(parts)  # type: ignore[misc]
         config: Any = self
-        shared, private = (parts[name].unbind(1) for name in ("shared", "private"))  # of each modality, (subject, shared)
+        shared, private = (parts[name].unbind(-2) for name in ("shared", "private"))  # of each modality, (subject, shared)
         similar = torch.stack([similarity_loss(one, other) for one, other in combinations(shared, 2)])
-        inner = (parts["shared"].float() * parts["private"].float()).sum(dim=2)  # (subject, modality)
+        inner = (parts["shared"].float() * parts["private"].float()).sum(dim=-1)  # (subject, modality)
         different = torch.stack([difference_loss(one, other, config.margin) for one, other in combinations(private, 2)])
         return {
-            "similarity": config.decomposition_weight * similar.sum(),
-            "orthogonality": config.decomposition_weight * inner.abs().sum(dim=1).mean(),
-            "difference": config.decomposition_weight * different.sum(),
+            "similarity": config.decomposition_weight * similar.sum(dim=0),
+            "orthogonality": config.decomposition_weight * inner.abs().sum(dim=-1).mean(dim=-1),
+            "difference": config.decomposition_weight * different.sum(dim=0),
         }
