@@ -13,6 +13,7 @@ from m2lgdg.connectivity import fc_features, upper_triangle
 from m2lgdg.devices import plain_form
 from m2lgdg.explain.attribution import explain
 from m2lgdg.methods.m2lgdg_connectome import LOG_EDGES, M2LGDGConnectome
+from m2lgdg.methods.solvers import association
 from m2lgdg.methods.within_sites import balance
 from m2lgdg.preprocess import PhenotypeScaler
 from m2lgdg.registry import create as make
@@ -60,7 +61,7 @@ def test_half_of_the_members_read_rows_of_the_log_euclidean_form(fold, fitted):
         np.testing.assert_allclose(upper_triangle(seen[i].numpy()), fc, atol=1e-4)
 
 
-def test_in_training_each_member_has_its_own_edges_centred_by_site(fold, monkeypatch):
+def test_in_training_each_member_has_its_own_edges_and_only_fc_is_centred_by_site(fold, monkeypatch):
     seen = []
     kept = M2LGDGConnectome.centred
 
@@ -74,13 +75,14 @@ def test_in_training_each_member_has_its_own_edges_centred_by_site(fold, monkeyp
     given, moved = seen[0]
     size = len(given) // 3
     assert set(moved.features) == {"fc"} and len(moved["fc"]) == len(given)
-    for i, (name, mean) in enumerate((("fc", "mean"), ("fc", "mean"), (LOG_EDGES, "log.mean"))):
+    for i in range(2):
         rows = slice(i * size, (i + 1) * size)
-        site, label, own = given.site[rows].numpy(), given.label[rows].numpy(), given[name][rows].numpy()
+        site, label, own = given.site[rows].numpy(), given.label[rows].numpy(), given["fc"][rows].numpy()
         for each in range(3):
             centre = np.mean([own[(site == each) & (label == one)].mean(axis=0) for one in (0, 1)], axis=0)
-            expected = own[site == each] - centre + method.state_[f"fitted.{mean}"]
+            expected = own[site == each] - centre + method.state_["fitted.mean"]
             np.testing.assert_allclose(moved["fc"][rows].numpy()[site == each], expected, atol=2e-5)
+    np.testing.assert_array_equal(moved["fc"][2 * size :], given[LOG_EDGES][2 * size :])
 
 
 @pytest.mark.parametrize(
@@ -111,21 +113,19 @@ def test_a_saved_model_predicts_the_same(fold, fitted, tmp_path):
 
 
 @pytest.mark.parametrize("scaling", ["association", "sd"])
-def test_edges_are_scaled_as_asked(fold, scaling):
-    fields = {"validation_share": 0.0, "epochs": 1, "warmup": 0, "scaling": scaling}
+def test_edges_have_unit_variance_over_all_sites_and_one_scale(fold, scaling):
+    fields = {"validation_share": 0.0, "epochs": 1, "warmup": 0, "scaling": scaling, "scaling_power": 3.0, "centring": "site"}
     method = make(NAME, **SMALL | fields).fit(fold.source, seed=0)
     edges, weights = np.stack([by_hand(one) for one in fold.source.series]), balance(fold.source)
-    for site in "abc":
-        here = fold.source.sites == site
-        edges[here] -= np.average(edges[here], axis=0, weights=weights[here])
-    sd = np.sqrt(np.average(edges**2, axis=0, weights=weights))
-    found = method.state_["fitted.log.scale"] * sd
-    if scaling == "sd":
-        np.testing.assert_allclose(found, 1.0, rtol=1e-4)
-        return
-    strength = np.abs((weights * (2.0 * fold.source.labels - 1)) @ (edges / sd))
-    assert np.corrcoef(np.argsort(np.argsort(found)), np.argsort(np.argsort(strength)))[0, 1] > 0.85
-    assert found.max() > 20 * np.median(found)  # the third power
+    mean = np.average(edges, axis=0, weights=weights)
+    np.testing.assert_allclose(method.state_["fitted.log.mean"], mean, atol=1e-4)
+    standard = (edges - mean) / np.sqrt(np.average((edges - mean) ** 2, axis=0, weights=weights))
+    signs = 2.0 * fold.source.labels - 1
+    one = np.sqrt(np.mean(association(standard, signs, weights) ** 2)) if scaling == "association" else 1.0
+    np.testing.assert_allclose(method.state_["fitted.log.scale"] * (edges - mean).std(axis=0), one, rtol=0.1)
+    np.testing.assert_allclose((edges - mean) * method.state_["fitted.log.scale"], one * standard, rtol=1e-3, atol=1e-3)
+    fc = method.state_["fitted.scale"] * fc_features(fold.source.series).std(axis=0)
+    assert (np.ptp(fc) > 10 * np.median(fc)) == (scaling == "association")  # the third power, of FC alone
 
 
 # Connectomes, explanations, variant `plus`.

@@ -222,7 +222,7 @@ class M2LGDGConnectome(WithTables, WithLinearHead, M2LGDG):
     In training, FC is centred by site; a target subject is centred by the mean of source. Each edge is scaled by a power of
     its association with the label in source, and edges are dropped at random. The last epoch is kept. FC is frame-weighted as
     in `connectome-adaptive`; on connectomes it is plain FC. Half of the members read the log-Euclidean form of FC of that
-    method instead, centred and scaled in the same way.
+    method instead, centred by the mean of source and with equal scales.
     Tables of brain structure are further modalities (`m2lgdg_structure.py`); variant `no-structure` takes none, and variant
     `structure` nothing else.
     Variant `scan` takes the scan alone. Variant `plus` decides by the mean of two calibrated logits: that of the network and
@@ -241,7 +241,7 @@ class M2LGDGConnectome(WithTables, WithLinearHead, M2LGDG):
     scaling_power: float = 3.0  # of the association; above 1, the network sees little of weakly associated edges
     confounds: tuple[str, ...] = ()  # phenotypes regressed out of edges, within sites
     edge_dropout: float = 0.5
-    log_euclidean: bool = True  # half of the members read rows of the log-Euclidean form of FC
+    log_euclidean: bool = True  # half of the members read rows of the log-Euclidean form of FC, of equal scales
     tables: str | tuple[str, ...] = "all"  # of brain structure: "all", "none", or their names
     table_dropout: float = 0.5  # of columns
     members: int = 4
@@ -326,15 +326,17 @@ class M2LGDGConnectome(WithTables, WithLinearHead, M2LGDG):
         further = self.table_columns() | (self.linear_weights(train) if self.plus else {})
         if not self.imaging:
             return further
-        fitted = self.fit_edges(self.view, train, features)
-        if LOG_EDGES in features:
-            of_logarithms = self.fit_edges(LOG_EDGES, train, features)
+        fitted = self.fit_edges(self.view, train, features, self.centring, self.scaling_power)
+        if LOG_EDGES in features:  # not chosen by labels and not by sites: members of both kinds then err at other subjects
+            of_logarithms = self.fit_edges(LOG_EDGES, train, features, "source", 0.0)
             fitted |= {f"{LOG_PREFIX}{name}": value for name, value in of_logarithms.items()}
         edges = features[self.view].cpu().numpy()  # (subject, edge)
         correlation = np.tanh(edges).mean(axis=0, dtype=np.float64)  # (edge,); the paper's graph is of mean correlations
         return {"adjacency": self.group_graph(correlation, len(train.rois)), **fitted, **further}
 
-    def fit_edges(self, feature: str, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[np.float32]]:
+    def fit_edges(
+        self, feature: str, train: Cohort, features: Mapping[str, Tensor], centring: str, power: float
+    ) -> dict[str, npt.NDArray[np.float32]]:
         """Mean, scale and confound slopes of each edge of a feature; keeps the offsets of sites for the training."""
         assert self._source is not None and self._offsets is not None
         edges = features[feature].cpu().numpy()  # (subject, edge)
@@ -342,11 +344,11 @@ class M2LGDGConnectome(WithTables, WithLinearHead, M2LGDG):
         scaler = PhenotypeScaler.fit(train, self.facts_["inputs"])
         columns = [i for i, name in enumerate(self.facts_["inputs"]) if name in self.confounds]
         confounds = scaler.transform(train)[:, columns] if columns else None
-        rows, centre, spread, slopes = standardised_block(edges, train, weights, self.centring == "site", confounds)
+        rows, centre, spread, slopes = standardised_block(edges, train, weights, centring == "site", confounds)
         signs = np.where(train.labels == 1, 1.0, -1.0)
         scale = np.ones_like(spread)
         if self.scaling == "association":
-            scale = self.edge_scale(association(rows.trained.astype(np.float64), signs, weights))
+            scale = self.edge_scale(association(rows.trained.astype(np.float64), signs, weights), power)
         offsets = np.zeros((len(self._source.site_names), len(centre)))
         offsets[[self._source.site_names.index(site) for site in np.unique(train.sites)]] = rows.shift * spread
         self._offsets[feature] = torch.from_numpy(offsets.astype(np.float32)).to(features[feature].device)
@@ -356,9 +358,9 @@ class M2LGDGConnectome(WithTables, WithLinearHead, M2LGDG):
         fitted = {"mean": centre, "scale": scale / spread, "slopes": all_slopes}
         return {name: value.astype(np.float32) for name, value in fitted.items()}
 
-    def edge_scale(self, strength: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """(edge,) scales: the field `scaling_power` of the association, with the same mean square for any power."""
-        scale = strength**self.scaling_power
+    def edge_scale(self, strength: npt.NDArray[np.float64], power: float) -> npt.NDArray[np.float64]:
+        """(edge,) scales: a power of the association, with the same mean square for any power."""
+        scale = strength**power
         scale *= np.sqrt((strength**2).mean() / (scale**2).mean())
         return scale
 
