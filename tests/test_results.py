@@ -1,6 +1,7 @@
 """The committed results: whole and without a path, and every number that pages take from them, computed again another way."""
 
 import importlib
+import itertools
 import json
 import re
 import sys
@@ -372,13 +373,38 @@ def test_terms_of_the_losses(records):
             epochs = [[one["history"][0][term] for one in learned], [kept_epoch(one)[term] for one in learned]]
             for text, values in zip(cells[2 * i : 2 * i + 2], epochs, strict=True):
                 assert (numbers(text) * 2)[:2] == pytest.approx([min(values), max(values)], abs=0.0000501)
-    rows = rows_of("idle-terms")
-    assert len(rows) == 4
-    for cell, term, *texts in rows:
-        learned = records["paper/networks", named(cell)[0], ""].values()
-        for key, text in zip((term, "ce"), texts, strict=True):
-            values = [kept_epoch(one)[key] for one in learned]
-            assert numbers(text) == pytest.approx([min(values), max(values)], abs=5.01e-6)
+
+
+def test_which_terms_acted(records):
+    """Epochs counted and averaged here, from the histories."""
+    rows = rows_of("acted-terms")
+    assert len(rows) == 11
+    folders = {"m2dc": "paper/m2dc", "ufa-net": "paper/ufa-net", "m2lgdg-connectome": "paper/connectome"}
+    for cell, entropy, beside in rows:
+        method = named(cell)[0]
+        histories = [one["history"] for one in records[folders.get(method, "paper/networks"), method, ""].values()]
+        main = "query" if method == "m2dc" else "ce"
+
+        def values(term, histories=histories):
+            return [[epoch[term] for epoch in history if term in epoch] for history in histories]
+
+        base = np.mean([np.mean(each) for each in values(main)])
+        assert numbers(entropy) == pytest.approx([base], abs=0.00501)
+        shown = dict(text.split(" ", 1) for text in beside.split("; "))
+        present = {term for history in histories for epoch in history for term in epoch if not term.startswith("val_")}
+        assert present - {*shown} == ({main, "unit"} if method == "braingnn" else {main})
+        for term, text in shown.items():
+            each = values(term)
+            share = np.mean([abs(value) > 1e-6 for value in itertools.chain(*each)])
+            flat = sum(max(one) - min(one) <= 0.02 * max(map(abs, one)) for one in each)
+            if text == "never":
+                assert share == 0
+                continue
+            assert numbers(text)[0] == pytest.approx(100 * abs(np.mean([np.mean(one) for one in each])) / base, rel=0.051)
+            often = re.search(r"in (\d+) % of epochs", text)
+            assert float(often[1]) == pytest.approx(100 * share, abs=0.501) if often else share >= 0.995
+            part = re.search(r"constant in (\d+) of (\d+)", text)
+            assert [flat, len(each)] == list(map(int, part.groups())) if part else flat == ("constant" in text) * len(each)
 
 
 def kept_epoch(learned):

@@ -53,8 +53,8 @@ def test_a_term_that_is_the_same_in_every_epoch(values, constant):
 def test_trainings_are_pooled_from_summaries_or_from_whole_histories():
     one, two = [{"ce": 0.8, "pull": 0.0}, {"ce": 0.4, "pull": 0.1}], [{"ce": 0.3, "pull": 0.2}, {"ce": 0.1, "pull": 0.2}]
     expected = {
-        "ce": {"epochs": 4, "acted": 4, "mean": pytest.approx(0.4), "constant": False},
-        "pull": {"epochs": 4, "acted": 3, "mean": pytest.approx(0.125), "constant": False},
+        "ce": {"epochs": 4, "acted": 4, "mean": pytest.approx(0.4), "trainings": 2, "constant": 0},
+        "pull": {"epochs": 4, "acted": 3, "mean": pytest.approx(0.125), "trainings": 2, "constant": 1},
     }
     assert pooled([{"history": one}, {"history": two}]) == expected
     assert pooled([{"terms": summarised(one)}, {"history": two}, {}, {"history": None}]) == expected

@@ -146,6 +146,7 @@ class BrainGNN(DeepMethod):
     `paper` (unit loss of weight 1, learning rate 1e-3) in source validation on ABIDE (0.736 against 0.655).
     Interpretation: `form` "paper" is relu(W h_i + sum e_ij W h_j) with scores standardised in each graph; "release" has a
     softmax over edges instead, nearly uniform on this dense graph, no ReLU and plain scores. Both have the release's bias.
+    In form "release" scores stay near 0 on ABIDE, so that the top-k loss is ln 2 for each pooling: it does not act.
     """
 
     communities: int = 8

