@@ -627,7 +627,9 @@ def test_models_with_brain_structure(predictions):
     rows = rows_of("structure-network")
     assert [row[0] for row in rows] == list(expected)
     pairs = {title: areas[title.replace("all three", "scan and phenotypes")] for title in (rows[3][0], rows[5][0])}
-    adjusted = dict(zip(pairs, holm([paired_p(areas[title], other) for title, other in pairs.items()]), strict=True))
+    best, others = areas[rows[6][0]], [by_site(default[name]) for name in ("linear", "atlases")]
+    tests = [(areas[title], other) for title, other in pairs.items()] + [(best, other) for other in others]
+    adjusted = dict(zip((*pairs, "one", "two"), holm([paired_p(*each) for each in tests]), strict=True))
     for title, seeds, *cells in rows:
         values = areas[title]
         assert int(seeds) == expected[title].shape[1]
@@ -639,10 +641,9 @@ def test_models_with_brain_structure(predictions):
         assert middle == close((values - pairs[title]).mean()) and low < middle < high
         assert numbers(cells[8]) == [(values > pairs[title] + 1e-9).sum(), 20]
         assert as_chance(cells[9]) == pytest.approx(adjusted[title], abs=0.000501)
-    text, best = text_of("structure-network"), areas[rows[6][0]]
-    others = [by_site(default[name]) for name in ("linear", "atlases")]
+    text = text_of("structure-network")
     found = re.findall(r"atla\w+ (-?[\d.]+) \(.*?\), (\d+) of 20 sites above, p (0\.\d+)", text)
-    for (middle, above, p), other, corrected in zip(found, others, holm([paired_p(best, one) for one in others]), strict=True):
+    for (middle, above, p), other, corrected in zip(found, others, (adjusted["one"], adjusted["two"]), strict=True):
         assert float(middle) == close((best - other).mean()) and int(above) == (best > other + 1e-9).sum()
         assert float(p) == pytest.approx(corrected, abs=0.000501)
     mean = by_site(plus.mean(axis=1).to_frame(0))
