@@ -1,4 +1,4 @@
-"""Runs the commands and scripts of a page and puts their real output into it: README.md, tutorial and page on connectomes.
+"""Runs the commands and scripts of a page and puts their real output into it: README.md, tutorial and some pages.
 
 Usage: python docs/executed.py [--check]. A page with the mark `<!-- executed -->` is run from top to bottom in an empty
 folder: blocks of bash and python are executed, a block of text directly after one is its output, and a block with
@@ -17,7 +17,7 @@ import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = (ROOT / "README.md", ROOT / "docs" / "tutorial.md", ROOT / "docs" / "connectomes.md")
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("tutorial", "connectomes", "pytorch")))
 MARK = "<!-- executed -->"
 FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.S | re.M)
 TITLE = re.compile(r'title="([\w.-]+)"')

@@ -11,7 +11,7 @@ import m2lgdg
 
 CALLED = [name for name in m2lgdg._HOMES if name not in ("InputError", "METHODS", "Method", "Model")]
 MODULES = [
-    *("cohort", "metrics", "model.model", "splits", "data.check", "data.synthetic", "data.readers"),
+    *("cohort", "metrics", "methods.from_torch", "model.model", "splits", "data.check", "data.synthetic", "data.readers"),
     *("report.page", "report.paper_tables", "study.runner"),
     *(f"sklearn_bridge.{name}" for name in ("edges", "estimator", "from_sklearn", "transformers")),
 ]

@@ -357,3 +357,20 @@ def test_the_script_that_a_worker_imports_again_is_not_refused(tmp_path, monkeyp
     monkeypatch.setitem(sys.modules, "__mp_main__", script)
     refuse_not_covered(before, "method fc-svm")
     assert "__mp_main__" in sys.modules
+
+
+def test_a_module_that_an_installed_package_makes_is_not_refused(tmp_path, monkeypatch):
+    """torch.classes names a file that is nowhere; a file of the user stays refused under any name."""
+    monkeypatch.chdir(tmp_path)
+    made = types.ModuleType("numpy.made_of_test")
+    made.__file__ = "_made_of_test.py"
+    before = set(sys.modules)
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    refuse_not_covered(before, "method fc-svm")
+    (tmp_path / made.__file__).write_text("")
+    with pytest.raises(InputError, match=r"_made_of_test\.py by a name that is made while it runs"):
+        refuse_not_covered(before, "method fc-svm")
+    monkeypatch.setitem(sys.modules, "made_of_test", made)  # not below an installed package
+    (tmp_path / made.__file__).unlink()
+    with pytest.raises(InputError, match="write `import made_of_test`"):
+        refuse_not_covered(before, "method fc-svm")

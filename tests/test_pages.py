@@ -80,8 +80,9 @@ def test_long_sentences_are_folded_and_tables_are_not():
     assert executed.folded([row, ""]) == [row, ""]
 
 
-def test_the_readme_prints_what_it_shows():
-    text = (ROOT / "README.md").read_text()
+@pytest.mark.parametrize("page", ["README.md", pytest.param("docs/pytorch.md", marks=pytest.mark.long)])
+def test_a_page_prints_what_it_shows(page):
+    text = (ROOT / page).read_text()
     assert executed.masked(executed.with_outputs(text)) == executed.masked(text), "python docs/executed.py writes it anew"
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from m2lgdg.data.readers import read as read
     from m2lgdg.data.synthetic import make_cohort as make_cohort
     from m2lgdg.method import Method as Method
+    from m2lgdg.methods.from_torch import from_torch as from_torch
     from m2lgdg.metrics import evaluate as evaluate
     from m2lgdg.model.model import Model as Model
     from m2lgdg.model.model import make as make
@@ -68,6 +69,7 @@ _HOMES = {
     "edge_weights": "sklearn_bridge.edges",
     "evaluate": "metrics",
     "from_sklearn": "sklearn_bridge.from_sklearn",
+    "from_torch": "methods.from_torch",
     "leave_one_site_out": "splits",
     "make": "model.model",
     "make_cohort": "data.synthetic",
@@ -81,17 +83,15 @@ __all__ = [*_HOMES, *_MODULES]
 
 
 def __getattr__(name: str) -> object:
-    if name in _MODULES:
-        from m2lgdg.storage import needing
-
-        with needing("networks", f"m2lgdg.{name}"):
-            return importlib.import_module(f"m2lgdg.{name}")
-    if name not in _HOMES:
+    if name not in (*_MODULES, *_HOMES):
         raise AttributeError(f"module 'm2lgdg' has no attribute {name!r}")
-    home = importlib.import_module(f"m2lgdg.{_HOMES[name]}")
+    from m2lgdg.storage import needing
+
+    with needing("networks", f"m2lgdg.{name}"):
+        home = importlib.import_module(f"m2lgdg.{_HOMES.get(name, name)}")
     if name == "METHODS":
         return home.load_methods()
-    return getattr(home, name)
+    return home if name in _MODULES else getattr(home, name)
 
 
 def __dir__() -> list[str]:

@@ -99,7 +99,7 @@ def check_network_size(build: Callable[[], nn.Module], weights: Mapping[str, Ten
     try:
         with torch.device("meta"):
             size = sum(value.numel() for value in build().state_dict().values())
-    except (RuntimeError, NotImplementedError, TypeError):  # a plugin's network may read values, and meta tensors have none
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):  # meta tensors have no values, lazy layers no size yet
         return
     finally:
         counting.remove()

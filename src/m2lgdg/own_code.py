@@ -204,7 +204,7 @@ def refuse_not_covered(before: Iterable[str], what: str) -> None:
     """Refuse code that was imported since by a name that no source contains, so that no key covers it."""
     for name in sorted(sys.modules.keys() - set(before)):
         path = getattr(sys.modules.get(name), "__file__", None)
-        if name == "__mp_main__":  # the script of this process, under the name that it has in others
+        if name == "__mp_main__" or _has_no_file(name):  # the script of this process, under the name that it has in others
             continue
         if isinstance(path, str) and name not in FINDER.sources and not name.startswith(PLUGIN) and not is_installed(path):
             del sys.modules[name]
@@ -212,6 +212,13 @@ def refuse_not_covered(before: Iterable[str], what: str) -> None:
                 f"{what} imports {path} by a name that is made while it runs, so a study cannot notice when this file changes; "
                 f"write `import {name}` in the plugin."
             )
+
+
+def _has_no_file(name: str) -> bool:
+    """Whether an installed package made a module that names a file which is not there, as torch.ops and torch.classes do."""
+    path, above = (getattr(sys.modules.get(one), "__file__", None) for one in (name, name.partition(".")[0]))
+    made = isinstance(path, str) and not os.path.isabs(path) and not os.path.exists(path)
+    return made and isinstance(above, str) and os.path.isabs(above) and is_installed(above)
 
 
 def code_of_objects(values: Iterable[Any], what: str) -> dict[str, str]:

@@ -164,7 +164,8 @@ def is_code(cell: Cell, now: str) -> bool:
 def refuse_only_here(cells: Iterable[Cell]) -> None:
     """Refuse methods that other processes do not have, before these are started."""
     for cell in {cell.code: cell for cell in cells}.values():
-        if is_only_here(_objects(load_methods()[cell.method](**cell.fields))):
+        made = load_methods()[cell.method](**cell.fields)
+        if getattr(made, "only_here", False) or is_only_here(_objects(made)):
             raise InputError(
                 f"method {cell.method} is defined in the script itself or in a module of it, which other processes do not "
                 "import; put it into a plugin file, or run with one job."
