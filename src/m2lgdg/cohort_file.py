@@ -98,7 +98,9 @@ def copied_field(name: str, copied: Callable[[Any], Any]) -> Any:
 
 def copied_table(table: pd.DataFrame) -> pd.DataFrame:
     """A copy that shares nothing; pandas itself would share the names, which can be made writeable."""
-    return table.copy().set_axis(table.index.copy(deep=True), axis=0).set_axis(table.columns.copy(deep=True), axis=1)
+    copied = table.copy()
+    copied.index, copied.columns = table.index.copy(deep=True), table.columns.copy(deep=True)
+    return copied
 
 
 def copied_tables(tables: Any) -> Any:

@@ -33,6 +33,7 @@ def predict(
     ] = False,
 ) -> None:
     """Predict the probability of being a patient for every subject of a cohort; labels are not used."""
+    from m2lgdg.data.check import with_checks
     from m2lgdg.data.pseudonyms import Pseudonyms
     from m2lgdg.data.spreadsheets import csv_text
     from m2lgdg.deploy.predict import calibration_for
@@ -47,6 +48,7 @@ def predict(
         calibration_for(fitted, coverage)  # before the cohort is read
     cohort = models.read_subjects(path, site, kind, table)
     with terminal.progress("predicting"):
+        cohort = with_checks(cohort)  # here, since what is said of the data below needs them again
         result = predicted(fitted, cohort, coverage, abstain=abstain)
     write_text(to, csv_text(Pseudonyms().sorted_table(result.table, []) if share else result.table))
     patients = int((result.table["decision"].astype(str) == "1").sum())

@@ -24,7 +24,7 @@ from m2lgdg.data.duplicates import find_duplicates
 from m2lgdg.data.global_signal import global_signal_findings
 from m2lgdg.data.missingness import missing_by_label, without_signal
 from m2lgdg.data.phenotype_slopes import phenotype_findings
-from m2lgdg.data.proxies import reveals_label
+from m2lgdg.data.proxies import revealing_columns
 from m2lgdg.data.readers.selection import keep, usual_column
 from m2lgdg.data.readers.tables import OLDEST
 from m2lgdg.data.site_names import alike, shown
@@ -452,7 +452,6 @@ def _proxies(cohort: Cohort) -> Iterator[Finding]:
     if unused := [column for column in columns if is_proxy(column) and column not in cohort.inputs]:
         yield Finding("proxy columns", numbers={"listed": unused})
     yield from (Finding("proxy input", numbers={"column": column}) for column in cohort.inputs if is_proxy(column))
-    for column in columns:
-        if not is_proxy(column) and reveals_label(cohort, column):
-            kind = "separating input" if column in cohort.inputs else "separating column"
-            yield Finding(kind, numbers={"column": column})
+    for column in revealing_columns(cohort, (column for column in columns if not is_proxy(column))):
+        kind = "separating input" if column in cohort.inputs else "separating column"
+        yield Finding(kind, numbers={"column": column})

@@ -15,7 +15,7 @@ from typing import Any
 from m2lgdg.cohort import Cohort, is_proxy
 from m2lgdg.data.duplicates import FC_ALIKE, FC_COPY, SERIES_ALIKE, find_duplicates
 from m2lgdg.data.missingness import missing_by_label
-from m2lgdg.data.proxies import reveals_label, separating_columns
+from m2lgdg.data.proxies import revealing_columns, separating_columns
 from m2lgdg.data.site_names import DIFFER, alike, shown
 from m2lgdg.findings import counted
 from m2lgdg.scans import SERIES, arrays_of
@@ -121,7 +121,7 @@ def _one_side(cohort: Cohort, folds: Sequence[Fold], pairs: list[tuple[str, str]
 def _proxies(fold: Fold) -> str:
     """Inputs of source that reveal the label, by their name or by their values."""
     named = [column for column in fold.source.inputs if is_proxy(column)]
-    separating = [column for column in fold.source.inputs if column not in named and reveals_label(fold.source, column)]
+    separating = revealing_columns(fold.source, (column for column in fold.source.inputs if column not in named))
     sentences = [f"{column} reveals the diagnosis (allow_proxies is set)" for column in named]
     like_proxy = "separates patients from controls as a label proxy does (leave it out of the inputs)"
     return ", and ".join([*sentences, *(f"{column} {like_proxy}" for column in separating)])

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -21,16 +22,18 @@ RIDGE = 0.01  # penalty of a whole table, of the mean squared norm of its rows
 MOST_VALUES = 10  # groups of values, each with a rate of patients of its own
 
 
-def reveals_label(cohort: Cohort, column: str) -> bool:
-    """Whether a numeric column alone tells patients from controls, over all subjects or by its ranks within sites.
+def revealing_columns(cohort: Cohort, columns: Iterable[str]) -> list[str]:
+    """Those of the phenotypes that are numbers and alone tell patients from controls."""
+    table = cohort.phenotypes
+    return [one for one in columns if table[one].dtype == np.float64 and _reveals_label(cohort, table[one])]
 
-    Within sites, because a scale may have other units elsewhere.
-    """
-    values = cohort.phenotypes[column]
-    if values.dtype != np.float64:
+
+def _reveals_label(cohort: Cohort, values: pd.Series[float]) -> bool:
+    """Over all subjects, or by ranks within sites, because a scale may have other units elsewhere."""
+    known = np.isfinite(values.to_numpy()) & (cohort.labels >= 0)
+    if min((cohort.labels[known] == label).sum() for label in (0, 1)) < FEWEST:
         return False
-    table = pd.DataFrame({"value": values.to_numpy(), "label": cohort.labels, "site": cohort.sites})
-    table = table[np.isfinite(table["value"]) & (table["label"] >= 0)]
+    table = pd.DataFrame({"value": values.to_numpy(), "label": cohort.labels, "site": cohort.sites})[known]
     by_site = table.groupby("site")
     both = table[by_site["label"].transform("nunique") == 2]
     ranks = both.groupby("site")["value"].rank(pct=True)
@@ -69,6 +72,8 @@ def least_distance(counts: npt.NDArray[Any]) -> Any:
 def separating_columns(table: pd.DataFrame, labels: npt.NDArray[Any], sites: npt.NDArray[Any]) -> list[str]:
     """Columns of a table that tell patients from controls, over all subjects or within sites; the clearest first."""
     known = labels >= 0
+    if min((labels == label).sum() for label in (0, 1)) < FEWEST:
+        return []
     table, labels, sites = table[known].reset_index(drop=True), labels[known], sites[known]
     both = pd.Series(labels).groupby(sites).transform("nunique").to_numpy() == 2
     within = table[both].groupby(sites[both]).rank(pct=True)

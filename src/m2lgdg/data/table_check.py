@@ -106,6 +106,8 @@ def _times(power: int) -> dict[str, float]:
 
 def _exchanged(cohort: Cohort, name: str, table: pd.DataFrame) -> Iterator[Finding]:
     """Sites at which left is larger than right where it is the other way round at others: hemispheres may be exchanged."""
+    if len(table) < FEWEST_SUBJECTS:
+        return
     left, right = hemispheres(table.columns)
     sums = table[left].to_numpy() + table[right].to_numpy()  # (subject, pair)
     shares = pd.DataFrame((table[left].to_numpy() - table[right].to_numpy()) / np.where(sums > 0, sums, np.nan))
@@ -139,6 +141,8 @@ def _same_rows(cohort: Cohort, name: str, table: pd.DataFrame) -> Iterator[Findi
 
 
 def _same(cohort: Cohort, name: str, table: pd.DataFrame, side: str) -> Iterator[Finding]:
+    if len(table) < 2:
+        return
     several = table.loc[:, table.nunique() > 1]
     told = several[several.notna().sum(axis=1) >= min(FEWEST_COLUMNS, max(len(several.columns), 2))]
     position = {subject: i for i, subject in enumerate(cohort.subjects.tolist())}

@@ -15,7 +15,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.data.readers.connectome_files import is_bids
 from m2lgdg.data.readers.selection import limit_motion
 from m2lgdg.data.readers.series import NotSeries, OnBad, Progress
 from m2lgdg.findings import CONNECTOME_NOT_LISTED, NO_CONNECTOME, NO_SERIES, NOT_LISTED, UNUSABLE_FILE, Exclusion
@@ -138,6 +137,8 @@ def _read(path: Path, kind: str | None, on_bad: OnBad, progress: Progress | None
 
 def stops_reading(path: Path, kind: str | None, excluded: Iterable[Exclusion]) -> bool:
     """Whether some of the subjects excluded from a folder would end its reading with `on_bad="stop"`."""
+    from m2lgdg.data.readers.connectome_files import is_bids
+
     # An own folder must be complete. A release or BIDS derivatives may have been downloaded in part.
     kind = kind or guess(path)
     own = kind == "folder" or (kind == "connectomes" and not is_bids(path))

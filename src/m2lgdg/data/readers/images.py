@@ -146,7 +146,9 @@ class Parcels:
         if last is None or last[0] is not models:
             last = self.last = models, self._members(path, models)
         signals = _numbers(path, stored).T  # (grayordinate, time), as they are stored
-        covered = ~(np.isnan(signals).all(axis=1) | (signals == 0).all(axis=1))
+        covered = np.ones(len(signals), dtype=bool)
+        suspect = np.flatnonzero((np.isnan(signals[:, :1]) | (signals[:, :1] == 0)).all(axis=1))  # by their first volume
+        covered[suspect] = ~(np.isnan(signals[suspect]).all(axis=1) | (signals[suspect] == 0).all(axis=1))
         series = np.zeros((signals.shape[1], len(self.names)), dtype=np.float32)
         for column, members in enumerate(last[1]):
             present = members[covered[members]]
