@@ -306,3 +306,47 @@ def test_with_a_bank_one_by_one_equals_together_and_survives_a_folder(tmp_path):
     np.testing.assert_allclose(alone, together, atol=1e-5)
     assert own.state_["fitted.support"].shape == (10, 66)
     np.testing.assert_array_equal(GenM.load(own.save(tmp_path / "model")).predict_proba(target), together)
+
+
+def test_phenotypes_have_a_layer_that_starts_at_zero_and_is_trained_in_both_stages():
+    """Random weights in H, which the second stage does not train, made features of the scan balance them by heart."""
+    cohort = make_cohort("tiny", seed=1)
+    fields = dict(GenM.variants["small"]) | {"epochs": 2, "warmup": 1, "phenotypes": True}
+    own = make("genm", **fields).fit(cohort, seed=0)
+    inputs = len(own.facts_["inputs"])
+    assert inputs > 1 and own.state_["fitted.gain"] == pytest.approx(66 / inputs)
+    assert own.state_["network.task.weight"].shape == (2, own.width) and (own.state_["network.beside.weight"] != 0).all()
+    fitted = {name.removeprefix("fitted."): value for name, value in own.state_.items() if name.startswith("fitted.")}
+    built = own.build(Shape(12, 20, inputs, 3, fitted))
+    assert (built.beside.weight == 0).all()
+    some = batch()
+    some = Batch({"fc": torch.randn(6, 66)}, torch.randn(6, inputs), some.label, some.site)
+    without = built(Batch(some.features, torch.zeros(6, inputs), some.label, some.site))
+    torch.testing.assert_close(built(some), without)
+    with torch.no_grad():
+        built.beside.weight[1, 0] = 0.5
+    expected = without + torch.stack([torch.zeros(6), 0.5 * 66 / inputs * some.phenotypes[:, 0]], dim=1)
+    torch.testing.assert_close(built(some), expected)
+    optimizer, own._base = own.optimizer(built), 6
+    own.per_site, some = 2, Batch(some.features, some.phenotypes, some.label, torch.tensor([0, 0, 1, 1, 2, 2]))
+    for own.epoch in (0, 1):  # one epoch of each stage; the task net is trained in the first alone
+        before = {name: value.clone() for name, value in built.state_dict().items()}
+        own.step(built, some, optimizer)
+        moved = {name for name, value in built.state_dict().items() if not torch.equal(value, before[name])}
+        assert "beside.weight" in moved and ("task.weight" in moved, "feature.weight" in moved) == (
+            own.epoch == 0,
+            own.epoch == 1,
+        )
+
+
+def test_a_model_of_0_1_0_takes_phenotypes_as_they_are():
+    own = GenM(**SMALL, phenotypes=True)
+    rng = np.random.default_rng(0)
+    fitted = {"mean": rng.normal(size=EDGES), "scale": rng.uniform(0.5, 2, EDGES), "support": rng.normal(size=(SUPPORT, EDGES))}
+    built = own.build(Shape(5, 20, 3, SITES, {name: value.astype(np.float32) for name, value in fitted.items()}))
+    some = batch()
+    some = Batch(some.features, torch.randn(6, 3), some.label, some.site)
+    with torch.no_grad():
+        built.task.weight[:, WIDTH:] = torch.tensor([[0.0, 0.0, 0.0], [1.0, 0.0, -2.0]])
+    added = built(some) - built(Batch(some.features, torch.zeros(6, 3), some.label, some.site))
+    agrees(added, np.stack([np.zeros(6), (some.phenotypes[:, 0] - 2 * some.phenotypes[:, 2]).numpy()], axis=1))

@@ -32,7 +32,8 @@ class Network(PartsNetwork):
         self.mean: Tensor
         self.scale: Tensor
         self.support: Tensor | None
-        for name in ("mean", "scale", "support"):  # already saved with the fitted arrays
+        self.gain: Tensor | None  # of phenotypes; none in models of 0.1.0, whose H takes them as they are
+        for name in ("mean", "scale", "support", "gain"):  # already saved with the fitted arrays
             value = torch.from_numpy(np.array(shape.fitted[name])) if name in shape.fitted else None
             self.register_buffer(name, value, persistent=False)
         edges = len(self.mean)
@@ -40,7 +41,12 @@ class Network(PartsNetwork):
         offset = float(config.modulation == "dot")  # "dot" starts near f times 1
         self.modulation = linear(edges, config.width, config.initial, offset=offset)
         self.inputs = shape.n_inputs
-        self.task = linear(config.width + shape.n_inputs, 2)
+        self.task = linear(config.width + (shape.n_inputs if self.gain is None else 0), 2)
+        self.phenotypes: list[nn.Module] = []
+        if self.gain is not None:
+            self.beside = nn.Linear(shape.n_inputs, 2, bias=False)
+            nn.init.zeros_(self.beside.weight)  # random weights would be balanced by features of the scan that only memorise
+            self.phenotypes = [self.beside]
         self.n_sites = shape.n_sites
         self.sites: list[nn.Linear] = []  # F_k of each source site, in the first stage
         self.kept: dict[str, Tensor] = {}  # G and H of the best epoch of the first stage
@@ -51,7 +57,9 @@ class Network(PartsNetwork):
         return {"fused": fused, "logits": self.decide(fused, batch)}
 
     def decide(self, features: Tensor, batch: Batch) -> Tensor:
-        return self.task(with_phenotypes(features, batch, self.inputs))
+        if self.gain is None:
+            return self.task(with_phenotypes(features, batch, self.inputs))
+        return self.task(features) + self.beside(batch.phenotypes * self.gain)
 
     def scaled(self, batch: Batch) -> Tensor:
         return (batch["fc"] - self.mean) / self.scale
@@ -115,6 +123,8 @@ class GenM(DeepMethod):
     weights (`initial`), and G in "dot" with an offset of 1; full weights leave random components that no update removes.
     1,000 steps per stage with warm-up and cosine, where the release takes 10,000 at a constant rate (variant `long`): at 6,670
     edges a few hundred steps of 1e-4 fit the source completely.
+    Variant `phenotypes`: a linear layer beside H, which starts at 0 and is trained in both stages. Phenotypes are scaled so
+    that a step moves the logits by all of them as far as by all edges.
     Small sites: a site with fewer than 2 subjects of a class is in no episode; with fewer than 4 it contributes fewer.
     """
 
@@ -166,6 +176,8 @@ class GenM(DeepMethod):
         """The support set of "bank" is half of each class, from all sites in turn."""
         fc = features["fc"].cpu().numpy()  # (subject, edge)
         fitted = {**source_scaling(fc)}
+        if inputs := self.taken(train):  # so that a step of Adam moves the logits by all phenotypes as far as by all edges
+            fitted["gain"] = np.array(fc.shape[1] / len(inputs), dtype=np.float32)
         if self.modulation == "bank":
             rows = balanced_rows(train.sites, train.labels, self.support, torch.randperm(len(train)).numpy())
             fitted["support"] = fc[rows]
@@ -219,7 +231,8 @@ class GenM(DeepMethod):
         for group in optimizer.param_groups:
             group["lr"] = rate
         if not first:
-            return {"all_sites": self.learn_from(network, network.feature, batch, network.feature, optimizer)}
+            learned = [network.feature, *network.phenotypes]
+            return {"all_sites": self.learn_from(network, network.feature, batch, learned, optimizer)}
         rows = torch.arange(len(batch), device=batch.label.device)
         terms = {"base": self.base_update(network, batch.take(rows[: self._base]), optimizer)}
         numbers = batch.site.tolist()[self._base :]
@@ -229,24 +242,24 @@ class GenM(DeepMethod):
         train, test = rows[self._base : cut].chunk(self.meta_train_steps), rows[cut:].chunk(self.meta_test_steps)
         working = copy.deepcopy(network.sites[numbers[0]])
         fresh = self.updating(working.parameters(), lr=rate)
-        inner = [self.learn_from(network, working, batch.take(some), working, fresh) for some in train]
-        outer = [self.learn_from(network, working, batch.take(some), network.modulation, optimizer) for some in test]
+        inner = [self.learn_from(network, working, batch.take(some), [working], fresh) for some in train]
+        outer = [self.learn_from(network, working, batch.take(some), [network.modulation], optimizer) for some in test]
         return terms | {"meta_train": torch.stack(inner).mean(), "meta_test": torch.stack(outer).mean()}
 
     def base_update(self, network: Network, batch: Batch, optimizer: torch.optim.Optimizer) -> Tensor:
         numbers = batch.site[:: self.per_site].tolist()
         with self.autocast(batch.label.device):
             logits = network.at_own_site(batch, numbers)
-        updated = [network.task, *(network.sites[n] for n in numbers)]
+        updated = [network.task, *network.phenotypes, *(network.sites[n] for n in numbers)]
         return self.update(self.cross_entropy(logits, batch), updated, optimizer)
 
     def learn_from(
-        self, network: Network, feature: nn.Module, batch: Batch, updated: nn.Module, optimizer: torch.optim.Optimizer
+        self, network: Network, feature: nn.Module, batch: Batch, updated: list[nn.Module], optimizer: torch.optim.Optimizer
     ) -> Tensor:
-        """One update of the net `updated` on the modulated features of `feature`; returns the loss."""
+        """One update of the nets `updated` on the modulated features of `feature`; returns the loss."""
         with self.autocast(batch.label.device):
             logits = network.decide(network.modulated(feature, network.scaled(batch)), batch)
-        return self.update(self.cross_entropy(logits, batch), [updated], optimizer)
+        return self.update(self.cross_entropy(logits, batch), updated, optimizer)
 
     def update(self, loss: Tensor, updated: list[nn.Module], optimizer: torch.optim.Optimizer) -> Tensor:
         """One gradient step of some nets; the others have no gradient, so the optimizer leaves them unchanged."""
