@@ -176,7 +176,9 @@ def main():
             real = options.abide2 and options.abide2.resolve()
             whole = real or made(scratch / "ptseries", options.files, "ptseries", names)
             folders = {"base": some_of(whole, options.some, scratch), "ours": whole}
-            compared("ptseries", sources, folders, scratch)
+            table = next(iter(sorted(whole.glob("**/ABIDEII_Composite_Phenotypic*.csv"))), None)
+            given = {"kind": "abide-ii", "participants": str(table)} if table else {}
+            compared("ptseries", sources, folders, scratch, **given)
             shutil.rmtree(scratch / "ptseries", ignore_errors=True)
         if "dtseries" in options.only:
             folder = made(scratch / "dtseries", options.some // 2, "dtseries", names)

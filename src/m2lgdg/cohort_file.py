@@ -103,6 +103,12 @@ def copied_table(table: pd.DataFrame) -> pd.DataFrame:
     return copied
 
 
+def held_table(cohort: Any, name: str) -> pd.DataFrame | None:
+    """A table of a cohort as it is held, to read from: a copy of all takes longer than a prediction."""
+    held: pd.DataFrame | None = cohort.__dict__["tables"].get(name)
+    return held
+
+
 def copied_tables(tables: Any) -> Any:
     """Copies of tables, by name; what is none is refused later."""
     if not isinstance(tables, Mapping):

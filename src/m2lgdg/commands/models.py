@@ -84,16 +84,18 @@ def print_tables(fitted: Model) -> None:
 
 def print_notes(fitted: Model, cohort: Cohort) -> None:
     """Warn if sites have the names of training sites, ROIs may be those of another atlas, or connectomes were converted."""
+    from m2lgdg.data.atlases import are_identified
     from m2lgdg.data.site_names import spelled_alike
-    from m2lgdg.model.model import UNNAMED
 
-    if any(UNNAMED in flag for raised in fitted.flags(cohort.select([0])) for flag in raised):
+    targets = fitted._targets(cohort)
+    first = [one for one in targets if 0 in one.rows]  # of the first subject
+    if not all(are_identified(one.target.rois, one.member.facts_["atlas"], one.target.atlas) for one in first):
         terminal.say(
             f"Note: ROIs were matched by their numbers (atlas of the model: {fitted.facts_['atlas'] or 'not named'}, of the "
             f"cohort: {cohort.atlas or 'not named'}). Predictions are wrong if it is another atlas; name it when files are "
             "converted (--atlas, or atlas in dataset.toml)."
         )
-    for _, member, _, target in fitted._targets(cohort):
+    for _, member, _, target in targets:
         if target.values != (trained_on := member.trained_on):  # others than correlation and Fisher z are refused
             terminal.say(
                 f"Note: the connectomes were read as {target.values} and converted to {trained_on}, that of the training data. "

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from m2lgdg.cohort import Cohort
+from m2lgdg.cohort_file import held_table
 from m2lgdg.data.atlases.table_columns import head_column, renamed_as
 from m2lgdg.findings import counted
 from m2lgdg.storage import InputError
@@ -65,7 +66,7 @@ def chosen_tables(tables: str | tuple[str, ...], source: Cohort, notes: list[str
 
 def rows_of(cohort: Cohort, name: str, columns: Sequence[str]) -> Floats:
     """(subject, column) values of a table, NaN where they are missing; NaN for a cohort that does not have the table."""
-    table = cohort.tables.get(name)
+    table = held_table(cohort, name)
     if table is None:
         return np.full((len(cohort), len(columns)), np.nan)
     missing = [column for column in columns if column not in table.columns]
@@ -73,7 +74,7 @@ def rows_of(cohort: Cohort, name: str, columns: Sequence[str]) -> Floats:
         table = renamed_as(table, columns)
         missing = [column for column in columns if column not in table.columns]
     if not missing:
-        return table[list(columns)].to_numpy(dtype=np.float64)
+        return table[list(columns)].to_numpy(dtype=np.float64, copy=True)
     where = f"table {name} of cohort {cohort.name}"
     if 2 * len(missing) > len(columns):
         has, example = f"has {len(columns) - len(missing)} of the {len(columns)} columns", f"{missing[0]} is not among them"
