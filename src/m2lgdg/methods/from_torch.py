@@ -15,12 +15,12 @@ import sys
 import typing
 from collections.abc import Callable, Mapping
 from types import FunctionType
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import fc_features, fisher_matrices
@@ -230,12 +230,12 @@ def digest(module: nn.Module, weights: bool = False) -> str:
         settings = [f"{key}={_setting(getattr(part, key))}" for key in sorted(public)]
         texts.append(f"{place} {METHODS.plugin_stem(kind.__module__) or kind.__module__}.{kind.__qualname__} {settings}")
     for place, value in module.state_dict().items():
-        if isinstance(value, UninitializedTensorMixin) or not isinstance(value, Tensor):
+        if is_lazy(value) or not isinstance(value, Tensor):
             texts.append(f"{place} {type(value).__name__}")
             continue
         texts.append(f"{place} {tuple(value.shape)} {value.dtype}")
         if weights:
-            texts.append(hashlib.sha256(value.detach().cpu().flatten().view(torch.uint8).numpy()).hexdigest())
+            texts.append(hashlib.sha256(value.detach().cpu().flatten().view(torch.uint8).numpy().tobytes()).hexdigest())
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
 
@@ -252,7 +252,8 @@ def _setting(value: Any) -> str:
 
 def arguments(given: Callable[..., Any]) -> tuple[list[str], dict[str, Any]]:
     """Names of the arguments of a class or function without a default, and those whose default can be a field."""
-    needed, optional = [], {}
+    needed: list[str] = []
+    optional: dict[str, Any] = {}
     for one in inspect.signature(given).parameters.values():
         if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
             continue
@@ -286,7 +287,8 @@ def define(definition: Definition) -> type[TorchMethod]:
     def made(values: Mapping[str, Any]) -> type[TorchMethod]:
         annotations = {name: hints.get(name) or _hint(value) for name, value in values.items()}
         about = {"__annotations__": annotations, "__doc__": TorchMethod.__doc__, "__module__": definition.home}
-        cls = dataclasses.dataclass(type("TorchMethod", (TorchMethod,), about | {"unused": unused} | dict(values)))
+        about |= {"unused": unused, **values}
+        cls: type[TorchMethod] = dataclasses.dataclass(type("TorchMethod", (TorchMethod,), about))
         cls.name, cls.definition = definition.name, definition
         return cls
 
@@ -301,7 +303,7 @@ def _restored(definition: Definition, held: dict[str, Any]) -> TorchMethod:
         known = define(definition._replace(home=home))
         if definition.name not in METHODS:
             METHODS[definition.name] = known
-    method = cast(TorchMethod, known.__new__(known))
+    method: TorchMethod = known.__new__(known)
     vars(method).update(held)
     return method
 
@@ -364,7 +366,7 @@ def from_torch(
     home = caller if METHODS.plugin_stem(caller) else __name__  # a plugin that is loaded again replaces its methods
     if chosen in METHODS and METHODS[chosen].__module__ not in (__name__, home):
         raise InputError(f"there is another method {chosen}; give this one another name.")
-    own = {"input": input, "phenotypes": phenotypes, "keep_weights": keep_weights}
+    own: dict[str, Any] = {"input": input, "phenotypes": phenotypes, "keep_weights": keep_weights}
     own["architecture"] = digest(module, keep_weights) if isinstance(module, nn.Module) else ""
     cls = define(Definition(chosen, module, fields | own, home))
     for field in fields:

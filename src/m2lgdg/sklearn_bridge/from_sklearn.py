@@ -9,12 +9,14 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from sklearn import config_context
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import amplitude_features, covariances, fc_features
@@ -26,7 +28,7 @@ from m2lgdg.metrics import platt, sigmoid
 from m2lgdg.model.model import Model
 from m2lgdg.preprocess import PhenotypeScaler
 from m2lgdg.registry import METHODS
-from m2lgdg.sklearn_bridge.routing import FOLDS, Prepared, is_random, prepared, settled
+from m2lgdg.sklearn_bridge.routing import FOLDS, Prepared, is_random, prepared, scores, settled, takes_domains
 from m2lgdg.sklearn_bridge.stored import lean, packed, unpacked
 from m2lgdg.sklearn_bridge.text import (
     admit,
@@ -46,6 +48,10 @@ from m2lgdg.tangent import geometric_mean, tangent_features
 Floats = npt.NDArray[np.float64]
 FEATURES = ("fc", "tangent", "amplitude", "phenotypes", "tables", "series")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+STANDS_IN = (
+    "The estimator needs subjects of a target beside those of source: in the strict track, source subjects without labels take "
+    "their place."
+)
 SCALER, REFERENCE, ESTIMATOR = "phenotypes.scaler", "tangent.reference", "estimator"  # in `state_`
 
 
@@ -106,13 +112,20 @@ class SklearnMethod(TakesTables, Method):
         if self.features in ("fc", "tangent", "amplitude", "tables", "series"):
             self.facts_["inputs"] = []
         features = self._features(source, fitting=True)
-        self.estimator_ = lean(ready.fit(features, source.labels.astype(np.int64), source.sites))
+        labels = source.labels.astype(np.int64)
+        notes, self._stands_in = list(ready.notes), False
+        if ready.domains and not self._fits_source(ready, features, labels, source.sites):
+            self._stands_in = True
+            notes.append(STANDS_IN)
+        self.estimator_ = lean(self._fit(ready, features, labels, source.sites))
         _need_scores(self.estimator_)
         if not hasattr(self.estimator_, "predict_proba"):
             chosen = prepared(settled(self.estimator_), seed, self.site_folds)
             self.state_["calibration"] = np.array(self._calibration(chosen, features, source))
-        if ready.notes:
-            self.facts_["notes"] = list(ready.notes)
+        if notes:
+            self.facts_["notes"] = notes
+        if ready.domains:
+            self.source_ = ready, features, source  # not saved with the model
 
     def _fit_tables(self, source: Cohort) -> None:
         """Columns of the tables, and their means in source, which take the place of missing values."""
@@ -128,7 +141,8 @@ class SklearnMethod(TakesTables, Method):
         return {}
 
     def _unfitted(self) -> Any:
-        estimator = estimator_of(self.estimator)
+        with config_context(enable_metadata_routing=True):  # a function may set requests
+            estimator = estimator_of(self.estimator)
         try:
             estimator = estimator.set_params(**self.parameters)
         except ValueError as error:
@@ -138,12 +152,30 @@ class SklearnMethod(TakesTables, Method):
         _need_scores(last, type(last), estimator)
         return estimator
 
-    def _calibration(self, ready: Prepared, features: Any, source: Cohort) -> tuple[float, float]:
-        """Slope and offset of the decision, from fits without the subject's site."""
+    def _fits_source(self, ready: Prepared, features: Any, labels: npt.NDArray[np.int64], sites: npt.NDArray[np.str_]) -> bool:
+        """Whether an estimator with `sample_domain` learns from source sites alone; most of skada's need a target, too."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                fitted = ready.fit(features, labels, sites)
+                scored = "predict_proba" if hasattr(fitted, "predict_proba") else "decision_function"
+                return bool(np.isfinite(scores(fitted, scored, _rows(features, np.arange(2)), len(np.unique(sites)))).all())
+        except InputError:
+            raise
+        except Exception:  # such as an empty array, of which each estimator says something else
+            return False
+
+    def _fit(self, ready: Prepared, features: Any, labels: npt.NDArray[np.int64], sites: npt.NDArray[np.str_]) -> Any:
+        return ready.fit(features, labels, sites, unlabelled=features if self._stands_in else None)
+
+    def _calibration(self, ready: Prepared, features: Any, source: Cohort, adapted: bool = False) -> tuple[float, float]:
+        """Slope and offset of the decision, from fits without the labels of the subject's site, or without the site."""
         held_out = np.full(len(source), np.nan)
         for train, test in site_folds(source.sites, source.labels, self.site_folds):
-            fitted = ready.fit(_rows(features, train), source.labels[train].astype(np.int64), source.sites[train])
-            held_out[test] = _decision(fitted, _rows(features, test))
+            some, others = _rows(features, train), _rows(features, test)
+            given = some, source.labels[train].astype(np.int64), source.sites[train]
+            fitted = ready.fit(*given, unlabelled=others) if adapted else self._fit(ready, *given)
+            held_out[test] = _decision(fitted, others, len(np.unique(given[2])))
         known = ~np.isnan(held_out)
         return platt(held_out[known], source.labels[known], source.sites[known])
 
@@ -151,12 +183,28 @@ class SklearnMethod(TakesTables, Method):
         """Probability of the estimator, or its Platt-scaled decision."""
         if not hasattr(self, "estimator_"):
             self.estimator_ = unpacked(self.state_[ESTIMATOR])
-        features = self._features(target)
-        if "calibration" in self.state_:
-            slope, offset = self.state_["calibration"]
-            return sigmoid(slope * _decision(self.estimator_, features) + offset)
-        proba = np.asarray(self.estimator_.predict_proba(features), dtype=np.float64)
-        return np.asarray(np.clip(proba[:, list(self.estimator_.classes_).index(1)], 0.0, 1.0))
+        return self._scored(self.estimator_, self._features(target), self.state_.get("calibration"))
+
+    def _scored(self, fitted: Any, features: Any, calibration: Any) -> Floats:
+        sites = len(self.facts_["source"]["sites"])
+        if calibration is not None:
+            return sigmoid(calibration[0] * _decision(fitted, features, sites) + calibration[1])
+        proba = scores(fitted, "predict_proba", features, sites)
+        classes = list(getattr(fitted, "classes_", (0, 1)))  # pipelines of skada do not have it
+        if proba.shape != (len(features), len(classes)):
+            raise InputError(f"{type(fitted).__name__} of method {self.name} gives probabilities of shape {proba.shape}.")
+        return np.asarray(np.clip(proba[:, classes.index(1)], 0.0, 1.0))
+
+    def score_adapted(self, target: Cohort, batch: Cohort) -> Floats:
+        """(subject,) probability by the estimator fitted on source and on the batch, which has no labels."""
+        if not hasattr(self, "source_"):
+            raise InputError(f"method {self.name} can be fitted with a batch only in the process that fitted it.")
+        ready, features, source = self.source_
+        if "calibration" in self.state_ and not hasattr(self, "adapted_"):
+            self.adapted_ = self._calibration(ready, features, source, adapted=True)  # the same for all batches
+        labels = source.labels.astype(np.int64)
+        fitted = ready.fit(features, labels, source.sites, unlabelled=self._features(batch))
+        return self._scored(lean(fitted), self._features(target), getattr(self, "adapted_", None))
 
     def _features(self, cohort: Cohort, *, fitting: bool = False) -> Any:
         """(subject, feature), or a list of (time, roi) series; each subject's from that subject and statistics of source.
@@ -226,8 +274,8 @@ def _last(estimator: Any) -> Any:
     return estimator if inner is None else _last(inner)
 
 
-def _decision(fitted: Any, features: Any) -> Floats:
-    decision = np.asarray(fitted.decision_function(features), dtype=np.float64)
+def _decision(fitted: Any, features: Any, sites: int) -> Floats:
+    decision = scores(fitted, "decision_function", features, sites)
     return decision[:, 1] if decision.ndim == 2 else decision
 
 
@@ -264,7 +312,8 @@ def _register(cls: type[SklearnMethod]) -> SklearnMethod:
     """Check a method and put it into the registry, where it replaces an earlier one of its name."""
     method = cls()
     method.check()
-    cls.stochastic = is_random(method._unfitted())
+    estimator = method._unfitted()
+    cls.stochastic, cls.sees_batch = is_random(estimator), takes_domains(estimator)
     METHODS[cls.name] = cls
     return method
 

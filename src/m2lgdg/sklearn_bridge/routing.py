@@ -2,7 +2,8 @@
 
 `from_sklearn` calls it. Every `cv` that is a number or None becomes folds of whole sites; a splitter that the user chose
 stays. Where the owner of a `cv` sees all source subjects, the folds are computed beforehand; inside another search,
-scikit-learn's metadata routing passes the sites on.
+scikit-learn's metadata routing passes the sites on. An estimator that asks for `sample_domain` gets it as skada's do: each
+source site has a positive number, and subjects of a target, if there are any, have a negative one and the label -1.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from m2lgdg.splits import site_folds
 from m2lgdg.storage import InputError, one_line
 
 FOLDS = 5
+UNLABELLED = -1  # label of a target's subjects
+GROUPS, DOMAINS = "groups", "sample_domain"  # names of metadata
+ASKING = ("fit", "transform", "predict_proba", "decision_function")  # methods of a part that may ask for metadata
 Rows = npt.NDArray[np.int64]
 
 
@@ -47,7 +51,8 @@ class SiteFolds(GroupKFold):  # type: ignore[misc]
 class Prepared(NamedTuple):
     """An estimator to fit, with a sentence in `notes` for each part that cannot choose on held-out sites.
 
-    `computed` are the `cv` parameters that get folds of positions; `routed` is whether the others get the sites as groups.
+    `computed` are the `cv` parameters that get folds of positions; `routed` is whether the others get the sites as groups, and
+    `domains` whether the estimator takes `sample_domain`.
     """
 
     estimator: Any
@@ -55,31 +60,54 @@ class Prepared(NamedTuple):
     routed: bool
     notes: tuple[str, ...]
     folds: int
+    domains: bool = False
 
-    def fit(self, features: Any, labels: npt.NDArray[np.int64], sites: npt.NDArray[np.str_]) -> Any:
-        """A fitted copy."""
+    def fit(
+        self, features: Any, labels: npt.NDArray[np.int64], sites: npt.NDArray[np.str_], unlabelled: Any | None = None
+    ) -> Any:
+        """A fitted copy; `unlabelled` are the features of a target, for an estimator with `domains`."""
         with config_context(enable_metadata_routing=True):
             made = clone(self.estimator)
+        count, added = len(labels), 0 if unlabelled is None else len(unlabelled)
+        if added and self.routed:
+            raise InputError(f"scikit-learn cannot pass both sites and a target to the inner search of {type(made).__name__}.")
         before = {name: made.get_params()[name] for name in self.computed}
         for name, given in before.items():
             splitter = given if hasattr(given, "split") else SiteFolds(self.folds)
-            made.set_params(**{name: list(splitter.split(np.zeros(len(labels)), labels, sites))})
-        if self.routed:
-            made = _fit_with_groups(made, features, labels, sites)
+            folds = splitter.split(np.zeros(count), labels, sites)
+            target = np.arange(count, count + added)
+            made.set_params(**{name: [(np.concatenate([train, target]), test) for train, test in folds]})
+        metadata: dict[str, Any] = {"groups": sites} if self.routed else {}
+        if self.domains:
+            names, number = np.unique(sites, return_inverse=True)
+            metadata["sample_domain"] = np.concatenate([number + 1, np.full(added, -len(names) - 1)])
+        if unlabelled is not None:
+            features = features + unlabelled if isinstance(features, list) else np.concatenate([features, unlabelled])
+            labels = np.concatenate([labels, np.full(added, UNLABELLED)])
+        if metadata:
+            _fit_with(made, features, labels, metadata)
         else:
             made.fit(features, labels)
         return made.set_params(**before)  # positions of source subjects are of no use later
 
 
-def _fit_with_groups(estimator: Any, features: Any, labels: npt.NDArray[np.int64], sites: npt.NDArray[np.str_]) -> Any:
+def _fit_with(estimator: Any, features: Any, labels: npt.NDArray[np.int64], metadata: dict[str, Any]) -> None:
     try:
         with config_context(enable_metadata_routing=True):
-            return estimator.fit(features, labels, groups=sites)
+            estimator.fit(features, labels, **metadata)  # of skada's, not all return themselves
     except UnsetMetadataPassedError as error:
         raise InputError(
             f"scikit-learn cannot pass the source sites to every part of {type(estimator).__name__} ({one_line(error)[:150]}); "
             "give the inner search a cv of your own, such as StratifiedKFold()."
         ) from None
+
+
+def scores(fitted: Any, name: str, features: Any, sites: int) -> npt.NDArray[np.float64]:
+    """What a method of a fitted estimator gives for subjects of a target, whose domain follows those of the source sites."""
+    with config_context(enable_metadata_routing=True):
+        takes = _takes(fitted, DOMAINS, name)
+        given = {DOMAINS: np.full(len(features), -sites - 1)} if takes else {}
+        return np.asarray(getattr(fitted, name)(features, **given), dtype=np.float64)
 
 
 def prepared(estimator: Any, seed: int, folds: int) -> Prepared:
@@ -101,10 +129,15 @@ def prepared(estimator: Any, seed: int, folds: int) -> Prepared:
                 owner.set_params(cv=before)
                 if name in inner:
                     notes.append(f"{type(owner).__name__} chooses on held-out subjects, because it does not get the sites.")
-        _request_groups(made)
+        _request(made)
         computed = [name for name in direct if name not in routed or not _takes_groups(_owner(made, name))]
         takes = _takes_groups(clone(made).set_params(**dict.fromkeys(computed, folds)))  # besides those that need no groups
-        return Prepared(made, tuple(computed), takes, tuple(notes), folds)
+        return Prepared(made, tuple(computed), takes, tuple(notes), folds, _takes(made, DOMAINS))
+
+
+def takes_domains(estimator: Any) -> bool:
+    """Whether an estimator, or a part of it, takes `sample_domain`."""
+    return prepared(estimator, 0, FOLDS).domains
 
 
 def settled(fitted: Any) -> Any:
@@ -171,22 +204,27 @@ def _unseeded(value: Any) -> Iterator[Any]:
         yield from _unseeded(one)
 
 
-def _request_groups(estimator: Any) -> None:
-    """Ask for groups in the fit of every part that can take them and says nothing about them.
+def _request(estimator: Any) -> None:
+    """Ask for groups and domains in every part that can take them and says nothing about them.
 
-    Also in its `transform`, as scikit-learn wants one answer for both halves of `fit_transform`.
+    In all its methods, as scikit-learn wants one answer for both halves of `fit_transform`.
     """
     for part in [estimator, *estimator.get_params().values()]:
-        request = getattr(part, "_get_metadata_request", None)
-        if request is None or isinstance(part, type) or request().fit.requests.get("groups", True) is not None:
+        if isinstance(part, type) or not hasattr(part, "_get_metadata_request"):
             continue
-        part.set_fit_request(groups=True)
-        if request().transform.requests.get("groups", True) is None:
-            part.set_transform_request(groups=True)
+        request = part._get_metadata_request()
+        for name in ASKING:
+            open_ones = {key: True for key in (GROUPS, DOMAINS) if getattr(request, name).requests.get(key, True) is None}
+            if open_ones:
+                getattr(part, f"set_{name}_request")(**open_ones)
 
 
 def _takes_groups(estimator: Any) -> bool:
+    return _takes(estimator, GROUPS)
+
+
+def _takes(estimator: Any, metadata: str, method: str = "fit") -> bool:
     try:
-        return "groups" in get_routing_for_object(estimator).consumes("fit", ["groups"])
+        return metadata in get_routing_for_object(estimator).consumes(method, [metadata])
     except (NotImplementedError, ValueError, TypeError, AttributeError):  # routing is not implemented for a part
         return False

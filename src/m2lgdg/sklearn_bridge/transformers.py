@@ -150,10 +150,10 @@ class Connectivity(_OfScans):
     True
     """
 
-    view: ClassVar[View] = staticmethod(standardised)
+    views: ClassVar[tuple[View, ...]] = (standardised,)  # a bare function would be a method
 
     def _compute(self, scans: Scans) -> npt.NDArray[Any]:
-        return fc_features(scans, self.view)
+        return fc_features(scans, self.views[0])
 
 
 class FrameWeightedConnectivity(Connectivity):
@@ -174,7 +174,7 @@ class FrameWeightedConnectivity(Connectivity):
     True
     """
 
-    view: ClassVar[View] = staticmethod(frame_weighted)
+    views = (frame_weighted,)
     needs_series = True
 
 
