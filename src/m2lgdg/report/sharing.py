@@ -78,7 +78,7 @@ def share_study(
         "checks.json": contents.checks,
         METHODS_FILE: read_json(folder / METHODS_FILE, {}),
         COHORT: without_small_groups(read_json(folder / COHORT, {})),
-        RECORDS: [{name: record[name] for name in COPIED if name in record} for record in contents.records],
+        RECORDS: [_copied(record) for record in contents.records],
         "inclusion.csv": contents.inclusion,
         "failures.csv": contents.failures,
     }
@@ -99,6 +99,21 @@ def share_study(
             if table.is_file():
                 shutil.copy(table, explanation_path(to, key))
     return sorted(path for path in to.rglob("*") if path.is_file())
+
+
+def _copied(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record without predictions; numbers of its epochs, most of its length, have six digits."""
+    copied = {name: record[name] for name in COPIED if name in record}
+    learned = copied.get("learned") or {}
+    if isinstance(learned.get("history"), list):
+        copied["learned"] = learned | {"history": [_short(epoch) for epoch in learned["history"]]}
+    return copied
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _short(one) for name, one in value.items()}
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def joining_names(contents: Contents) -> set[str]:
