@@ -19,7 +19,9 @@ from m2lgdg import InputError, leave_one_site_out, make, make_cohort, run_study
 from m2lgdg.explain.attribution import explain
 from m2lgdg.explain.explanation import Explanation
 from m2lgdg.study.engines import ENGINES
+from m2lgdg.study.plan import Cell
 from m2lgdg.study.predictions import read_predictions
+from m2lgdg.study.runner import _Times
 
 PLUGIN = '''
 import time
@@ -235,24 +237,40 @@ def test_sites_can_be_left_out(folder, typed):
     assert (code, errors) == (2, "m2lgdg: key exclude_sites: wset is not a site of cohort tiny; did you mean west?\n")
 
 
-def test_time_left_is_by_the_last_cells_of_each_method(folder):
-    from m2lgdg.study.plan import Cell
-    from m2lgdg.study.runner import _Times
-
+def test_time_left_is_by_the_last_cells_of_each_method():
     quick, slow = (Cell(name, "", "east", 0, {}, name) for name in ("quick", "slow"))
     times = _Times([quick] * 4 + [slow] * 3)
-    times.add(quick, 2.0)
-    assert times.left(1) == (6.0, True)  # and what the slow ones take
-    times.add(slow, 500.0)
-    assert times.left(2) == ((3 * 2.0 + 2 * 500.0) / 2, False)
-    for seconds in (3.0, 2.0, 90.0):
-        times.add(quick, seconds)
-    assert times.left(1) == (1000.0, False)
+    times.add(quick, 2.0, now=2.0)
+    assert times.left() == (6.0, True)  # and what the slow ones take
+    times.add(slow, 500.0, now=251.0)  # two at a time
+    assert times.left() == ((3 * 2.0 + 2 * 500.0) / 2, False)
+    times.add(quick, 4.0, now=253.5)  # the mean is 3, the work so far 506
+    left, more = times.left()
+    assert np.isclose(left, (2 * 3.0 + 2 * 500.0) * 253.5 / 506.0) and not more
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("seed", range(5))
+def test_time_left_is_right_within_a_factor_of_two(jobs, seed):
+    """Of methods that take a second or a minute, on cores so busy that a cell records 40 % of the time, from a tenth on."""
+    random = np.random.default_rng(seed)
+    usual = dict(zip("abcdef", np.exp(random.normal(1.5, 1.2, 6)), strict=True))
+    cells = [Cell(name, "", f"{target:02d}", 0, {}, name) for target in range(20) for name in usual]
+    free, ended = [60.0] * jobs, []  # the cohort is read in the first minute
+    for cell in cells:
+        worker, seconds = int(np.argmin(free)), usual[cell.method] * float(np.exp(random.normal(0, 0.3)))
+        free[worker] += 2.5 * seconds
+        ended.append((free[worker], cell, seconds))
+    times, end = _Times(cells), max(free)
+    for done, (now, cell, seconds) in enumerate(sorted(ended, key=lambda one: one[0]), start=1):
+        times.add(cell, seconds, now)
+        if len(cells) / 10 <= done <= 0.9 * len(cells):
+            left, more = times.left()
+            assert 0.5 < left / (end - now) < 2 and not more
 
 
 def test_long_trainings_are_announced(folder, typed, monkeypatch):
     """At most about as long as measured: by the subjects, and the square of the ROIs."""
-    from m2lgdg.study.plan import Cell
     from m2lgdg.study.runner import expected_time
 
     cohort = make_cohort("tiny", seed=1)

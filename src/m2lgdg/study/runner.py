@@ -38,6 +38,8 @@ from m2lgdg.study.plan import Cell, distinct, make_cells, refuse_only_here
 from m2lgdg.study.predictions import read_predictions
 from m2lgdg.study.records import Records
 
+LAST_CELLS = 9  # of a method, whose mean time counts
+
 
 @dataclass
 class Summary:
@@ -215,8 +217,9 @@ def run_items(
                     if reason.startswith(LOST):
                         raise RunEnds(f"{item}: {reason}")
                 summary.seconds = time.monotonic() - start
-                times.add(item, seconds(item) or summary.seconds * jobs / (summary.done + len(summary.failed)))
-                summary.left, summary.at_least = times.left(jobs)
+                finished = summary.done + len(summary.failed)
+                times.add(item, seconds(item) or summary.seconds * jobs / finished, summary.seconds)
+                summary.left, summary.at_least = times.left()
                 if watch:
                     watch(summary)
     except RunEnds as error:
@@ -240,25 +243,36 @@ def expected_time(cells: Sequence[Cell], cohort: Cohort, jobs: int) -> tuple[int
 
 
 class _Times:
-    """Seconds of the last cells of each method, and how many cells are left of it."""
+    """Time left: what is left of each method, in seconds of its last cells, at the pace of the last half of finished cells.
 
-    def __init__(self, items: Sequence[Any]) -> None:
+    The pace is work in seconds of wall time, so that busy cores and waiting workers count, and the slow start of a run does not
+    for long. `start` and `now` are in seconds of one clock.
+    """
+
+    def __init__(self, items: Sequence[Any], start: float = 0.0) -> None:
         self.count = Counter(map(self._kind, items))
         self.last: dict[Any, deque[float]] = {}
+        self.finished: list[tuple[float, Any]] = [(start, None)]  # when, and of which method
 
     @staticmethod
     def _kind(item: Any) -> tuple[str, str]:
         cell = getattr(item, "cell", item)  # of a training of a learning curve
         return cell.method, cell.variant
 
-    def add(self, item: Any, seconds: float) -> None:
-        self.count[self._kind(item)] -= 1
-        self.last.setdefault(self._kind(item), deque(maxlen=9)).append(seconds)
+    def add(self, item: Any, seconds: float, now: float) -> None:
+        kind = self._kind(item)
+        self.count[kind] -= 1
+        self.last.setdefault(kind, deque(maxlen=LAST_CELLS)).append(seconds)
+        self.finished.append((now, kind))
 
-    def left(self, jobs: int) -> tuple[float, bool]:
+    def left(self) -> tuple[float, bool]:
         """Seconds until the end, and whether a method that has not been run yet is not in them."""
-        known = sum(count * statistics.median(self.last[kind]) for kind, count in self.count.items() if kind in self.last)
-        return known / max(jobs, 1), any(count and kind not in self.last for kind, count in self.count.items())
+        usual = {kind: max(statistics.mean(each), 1e-3) for kind, each in self.last.items()}
+        rest = sum(count * usual[kind] for kind, count in self.count.items() if kind in usual)
+        since = len(self.finished) - 1 - max(LAST_CELLS, len(self.finished) // 2)
+        (begin, _), *recent = self.finished[max(since, 0) :]
+        pace = sum(usual[kind] for _, kind in recent) / max(recent[-1][0] - begin, 1e-3)
+        return rest / pace, any(count and kind not in usual for kind, count in self.count.items())
 
 
 def cell_context(study: Study, cohort: Cohort, out: Path) -> tuple[Path, CellContext]:
