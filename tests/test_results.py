@@ -506,17 +506,22 @@ def test_the_interval_is_that_of_subjects_drawn_inside_site_and_class(prediction
     models = [("all-sites/networks", *BEST), ("all-sites/networks", "mm-gtunets", "")]
     table = over_seeds(predictions["all-sites/networks"]).set_index(["method", "variant", "target", "subject"]).sort_index()
     one, two = (table.loc[model[1:]] for model in models)
-    sites, rng, drawn = sorted(set(one.index.get_level_values("target"))), np.random.default_rng(0), []
-    for _ in range(20):
+    sites, drawn = sorted(set(one.index.get_level_values("target"))), []
+    groups = [[np.flatnonzero(one.loc[site]["label"].to_numpy() == c) for c in (0, 1)] for site in sites]
+    times = committed.bootstrap(tuple(tuple(map(len, site)) for site in groups))
+    for i in range(20):
         differences = []
-        for site in sites:
+        for site, members, counts in zip(sites, groups, times, strict=True):
             label = one.loc[site]["label"].to_numpy()
-            rows = np.concatenate([rng.choice(group, len(group)) for group in (np.flatnonzero(label == c) for c in (0, 1))])
+            rows = np.concatenate([group.repeat(count[i].astype(int)) for group, count in zip(members, counts, strict=True)])
+            assert len(rows) == len(label) and (label[rows] == np.sort(label)).all()  # as many of each class
             first, second = (auc(label[rows], model.loc[site]["proba"].to_numpy()[rows]) for model in (one, two))
             differences.append(first - second)
         drawn.append(100 * np.mean(differences))
     result = committed.paired(*models)
-    assert result["interval"] == pytest.approx(np.percentile(drawn, [2.5, 97.5]), abs=1e-9)
+    assert result["interval"] == pytest.approx(np.percentile(drawn, [2.5, 97.5]), abs=1e-4)
+    (own,) = committed.bootstrap(((4000, 1),))
+    assert np.bincount(own[0][0].astype(int))[:3] / 4000 == pytest.approx([np.exp(-1), np.exp(-1), np.exp(-1) / 2], abs=0.03)
     assert sum(result["counts"]) == len(sites) == 18
 
 
