@@ -286,7 +286,7 @@ def define(definition: Definition) -> type[TorchMethod]:
 
     def made(values: Mapping[str, Any]) -> type[TorchMethod]:
         annotations = {name: hints.get(name) or _hint(value) for name, value in values.items()}
-        about = {"__annotations__": annotations, "__doc__": TorchMethod.__doc__, "__module__": definition.home}
+        about: dict[str, Any] = {"__annotations__": annotations, "__doc__": TorchMethod.__doc__, "__module__": definition.home}
         about |= {"unused": unused, **values}
         cls: type[TorchMethod] = dataclasses.dataclass(type("TorchMethod", (TorchMethod,), about))
         cls.name, cls.definition = definition.name, definition
