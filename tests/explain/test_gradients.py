@@ -11,8 +11,9 @@ from torch import nn
 from m2lgdg import InputError, Model, leave_one_site_out, make, make_cohort, run_study
 from m2lgdg.connectivity import fc_features
 from m2lgdg.deep import Batch, DeepMethod
+from m2lgdg.devices import fast_form, plain_form
 from m2lgdg.explain.attribution import explain, explain_subject
-from m2lgdg.explain.gradients import _matrices
+from m2lgdg.explain.gradients import _matrices, integrated_gradients
 from m2lgdg.preprocess import PhenotypeScaler
 from m2lgdg.registry import METHODS
 
@@ -154,3 +155,21 @@ def test_a_study_explains_what_it_asks_for_and_older_folders_stay_usable(tmp_pat
     assert run_study(study, tmp_path / "logit").reused == 1
     with pytest.raises(InputError, match="key explain_of differs"):
         run_study({**study, "explain_of": "margin"}, tmp_path / "logit")
+
+
+def test_members_in_one_stack_are_explained_as_one_after_another_whatever_the_points_at_once(fold):
+    fields = METHODS["m2lgdg-connectome"].variants["small"] | {"epochs": 1, "warmup": 0, "members": 3}
+    method = make("m2lgdg-connectome", **fields).fit(fold.source, seed=0)
+    scaler = PhenotypeScaler.restore(tuple(method.facts_["inputs"]), method.state_, "scaler")
+    batch = method.make_batch(fold.target.select(np.arange(5)), scaler, torch.device("cpu"))
+    found = []
+    for form, points in ((fast_form, 1000), (fast_form, 7), (plain_form, 16)):
+        network = form(method.network()).requires_grad_(False)
+        network.points_at_once = points
+        found.append(integrated_gradients(network, batch, 12))
+    (expected, change), *others = found
+    assert all(expected[name].abs().max() > 1e-5 for name in ("steady", "log_edges", "phenotypes"))
+    for attributed, other_change in others:
+        torch.testing.assert_close(other_change, change, rtol=1e-3, atol=1e-6)
+        for name, value in expected.items():
+            torch.testing.assert_close(attributed[name], value, rtol=1e-3, atol=1e-4 * float(value.abs().max()))

@@ -25,7 +25,7 @@ from m2lgdg.scans import SERIES
 from m2lgdg.storage import InputError
 
 SUBJECTS_AT_ONCE = 4  # subjects explained at a time
-POINTS_AT_ONCE = 16  # path points per pass: a large network takes 0.2 GB for each
+POINTS_AT_ONCE = 16  # path points per pass, unless the network names a number: a large one takes 0.2 GB for each
 BASELINES = {  # by whether the network has its own, and whether the scans are series
     (False, True): "zero: the mean of a standardised series, no correlation, an average phenotype",
     (False, False): "zero: no correlation, an average phenotype",
@@ -122,8 +122,9 @@ def integrated_gradients(
     given = tuple(value.float() for value in inputs.values())
     known = _baselines(network)
     start = tuple(known[name].expand_as(value) if name in known else torch.zeros_like(value) for name, value in inputs.items())
+    points = max(getattr(network, "points_at_once", POINTS_AT_ONCE), len(batch))
     attributions = IntegratedGradients(decision).attribute(
-        given, start, target=classes, n_steps=steps, internal_batch_size=max(POINTS_AT_ONCE, len(batch))
+        given, start, target=classes, n_steps=steps, internal_batch_size=points
     )
     with torch.no_grad():
         change = decision(*given) - decision(*(value.float() for value in start))

@@ -160,6 +160,7 @@ class Members(PartsNetwork):
         self.of_fc = fc_members(config.members) if f"{LOG_PREFIX}mean" in shape.fitted else config.members
         prefixes = [LOG_PREFIX if i >= self.of_fc else "" for i in range(config.members)]
         self.networks = nn.ModuleList(Network(shape, config, prefix) for prefix in prefixes)
+        self.points_at_once = max(16, 2**20 // shape.n_rois**2)  # of integrated gradients: 0.2 to 0.3 GB
 
     @property
     def modalities(self) -> tuple[str, ...]:
