@@ -1,6 +1,7 @@
 """What people do every day on a laptop, by the code of an earlier commit and by this one: ratios of CPU seconds in one run.
 
-Usage: python benchmarks/everyday.py COHORT [--base 4ba5c10] [--sites 3] [--only peers fit table report predict]
+Usage: python benchmarks/everyday.py COHORT [--base 4ba5c10] [--sites 3] [--only default peers fit table report predict]
+`default`: the default alone, without tables, every site left out, one worker; also the largest difference of probabilities.
 `peers`: the nine linear peers with and without phenotypes, some sites left out (`--sites 0`: all), two workers.
 `fit`: the default model with its new-site calibration. `table`, `report`: of the study that `peers` left behind, or of
 `--study`. `predict`: one subject, cold, against importing numpy, pandas and safetensors, and also typer with what it needs to
@@ -9,6 +10,7 @@ Prints one JSON line for each. CPU seconds are those of the command and all of i
 """
 
 import argparse
+import csv
 import json
 import os
 import resource
@@ -26,7 +28,6 @@ cohort = {cohort}
 seeds = [0]
 targets = {targets}
 methods = {methods}
-variants = ["phenotypes"]
 """
 WITH_TYPER = """
 import numpy, pandas, safetensors, typer, rich.console
@@ -36,6 +37,8 @@ app = typer.Typer()
 def predict(path: Path): pass
 app(["a.cohort"], standalone_mode=False)
 """
+PHENOTYPES = 'variants = ["phenotypes"]'
+NO_TABLES = '[method.connectome-adaptive]\ntables = "none"'
 METHODS = ["prior", "phenotype-logistic", "fc-logistic", "fc-svm", "fc-adaptive", "tangent-logistic", "tangent-ridge"]
 METHODS += ["connectome-ensemble", "connectome-adaptive"]
 
@@ -66,16 +69,22 @@ def sites_of(cohort, folder):
     return done.stdout.split("\n")[:-1]
 
 
-def studies(sources, cohort, methods, count, folder, name):
+def studies(sources, cohort, methods, count, folder, name, jobs=2, more=PHENOTYPES):
     names = sites_of(cohort, folder)
     chosen = names[:: max(len(names) // count, 1)][:count] if count else names
     text = PEERS.format(cohort=json.dumps(str(cohort)), targets=json.dumps(chosen), methods=json.dumps(methods))
-    (folder / f"{name}.toml").write_text(text)
+    (folder / f"{name}.toml").write_text(text + more + "\n")
     sides = {
-        side: command(source, "-m", "m2lgdg", "run", f"{name}.toml", "--out", f"{name}-{side}", "--jobs", 2, folder=folder)
+        side: command(source, "-m", "m2lgdg", "run", f"{name}.toml", "--out", f"{name}-{side}", "--jobs", jobs, folder=folder)
         for side, source in sources.items()
     }
-    reported(name, sides, sites=len(chosen))
+    reported(name, sides, sites=len(chosen), **{"largest difference": difference(*(folder / f"{name}-{one}" for one in sides))})
+
+
+def difference(first, second):
+    """Largest difference between the probabilities of two study folders, which hold the same cells in the same order."""
+    both = [[row["proba"] for row in csv.DictReader((one / "predictions.csv").open())] for one in (first, second)]
+    return max(abs(float(a) - float(b)) for a, b in zip(*both, strict=True))
 
 
 def cold(sources, folder, cohort, repeats):
@@ -103,7 +112,7 @@ def main():
     parser.add_argument("cohort", type=Path)
     parser.add_argument("--base", default="4ba5c10")
     parser.add_argument("--sites", type=int, default=3)
-    parser.add_argument("--only", nargs="*", default=["peers", "fit", "table", "report", "predict"])
+    parser.add_argument("--only", nargs="*", default=["default", "peers", "fit", "table", "report", "predict"])
     parser.add_argument("--study", type=Path, default=None)
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
@@ -116,6 +125,8 @@ def main():
         shutil.copytree(ROOT / "src", sources["ours"])
         for source in sources.values():
             command(source, "-m", "compileall", "-q", source, folder=folder)
+        if "default" in options.only:
+            studies(sources, cohort, METHODS[-1:], 0, folder, "default", jobs=1, more=NO_TABLES)
         if "peers" in options.only:
             studies(sources, cohort, METHODS, options.sites, folder, "peers")
         if "fit" in options.only:

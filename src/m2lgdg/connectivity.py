@@ -180,9 +180,9 @@ def log_features(scans: Scans) -> Singles:
 
 def _log_coordinates(matrix: Floats) -> Floats:
     values, vectors = np.linalg.eigh(matrix)
-    rows, columns = np.triu_indices(len(matrix))
+    rows, columns, diagonal = triangle(len(matrix))
     log = (vectors * np.log(np.maximum(values, 1e-12))) @ vectors.T
-    return np.asarray(log[rows, columns] * np.where(rows == columns, 1.0, np.sqrt(2.0)))
+    return np.asarray(log[rows, columns] * np.where(diagonal, 1.0, np.sqrt(2.0)))
 
 
 def _positive_definite(one: Singles, kind: str, n: int) -> Floats:

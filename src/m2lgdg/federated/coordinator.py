@@ -21,7 +21,8 @@ from m2lgdg.federated import sums
 from m2lgdg.federated.plan import CUTS, MEASURES, NO_TABLES, Arrays, Ask, Floats, Plan, Request
 from m2lgdg.federated.platt import curve, intercept
 from m2lgdg.methods.amplitude import MARGIN, STANDARDISED, TAIL, AmplitudeRange
-from m2lgdg.methods.linear import DO_NOT_HOLD, SMALLEST_SPREAD, note_on_connectomes
+from m2lgdg.methods.blocks import SMALLEST_SPREAD
+from m2lgdg.methods.linear import DO_NOT_HOLD, note_on_connectomes
 from m2lgdg.methods.solvers import adaptive_scales
 from m2lgdg.methods.tables import discriminant_weights
 from m2lgdg.methods.within_sites import parts_of_weight

@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.method import method
-from m2lgdg.methods.linear import Block, Linear, standardised_block
+from m2lgdg.methods.blocks import Block, standardised_block
+from m2lgdg.methods.linear import Linear
 from m2lgdg.methods.solvers import Features
 from m2lgdg.preprocess import PhenotypeScaler
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,10 +28,12 @@ from m2lgdg.connectivity import (
 )
 from m2lgdg.method import ANY_SCAN, Method, method
 from m2lgdg.methods.amplitude import AmplitudeRange, UsesAmplitude, fill_standardised, standardised_scans
-from m2lgdg.methods.solvers import CHUNK, Features, Problem, Rows, combine, solved
+from m2lgdg.methods.blocks import Block, Standardised, standardised_block
+from m2lgdg.methods.solvers import Features, Problem, Rows, solved
 from m2lgdg.methods.tables import CONFOUNDS as TABLE_CONFOUNDS
 from m2lgdg.methods.tables import NONE, TableBlock, TakesTables, chosen_tables, table_weights
-from m2lgdg.methods.within_sites import balance, held_parts, mean_site_auc, site_averages, source_folds
+from m2lgdg.methods.together import Sources, sources_in_use
+from m2lgdg.methods.within_sites import balance, held_parts, mean_site_auc, source_folds
 from m2lgdg.metrics import FLAT_NOTE, is_flat, platt, sigmoid
 from m2lgdg.preprocess import PhenotypeScaler
 from m2lgdg.registry import METHODS
@@ -44,24 +47,16 @@ VIEWS: dict[str, View] = {"fc": standardised, "steady": frame_weighted, "swings"
 # Tangent spaces: of the covariances between ROIs, and of those between the rows of the correlation matrix
 TANGENTS: dict[str, Callable[[Scans], Floats]] = {"tangent": covariances, "tangent_pearson": row_covariances}
 LOG_EUCLIDEAN = "log_euclidean"  # logarithms of the latter
+EDGES = (*VIEWS, LOG_EUCLIDEAN)  # features of a subject alone, which are a new array
 OF_SERIES = {"swings": "deviation FC", "amplitude": "amplitude"}  # blocks that connectomes cannot have
 REFERENCE_TOLERANCE = 0.02  # one Newton step
 REFERENCE_SUBJECTS = 256  # whose logarithms are computed for it
-SMALLEST_SPREAD = 1e-6  # of a feature, below which it counts as constant
 DO_NOT_HOLD = "What phenotypes say of the label does not hold at left-out source sites: decisions are made without them."
 # Strong, so that each phenotype has the weight of its own slope: inputs are correlated, and often one of them is missing.
 PHENOTYPE_PENALTY = 100.0
+HOOKS = ("_features", "_source_features", "_subject_weights", "_fit_block", "_solve")  # which a subclass may have of its own
 # Fields that say which blocks there are, not how one is fitted
 OUTSIDE_BLOCKS = ("atlases", "phenotypes", "held_phenotypes", "tables", "scan")
-
-
-class Block(NamedTuple):
-    """A fitted block: decision = features @ weights + intercept; `held_out` are decisions for source sites not trained on."""
-
-    weights: Floats
-    intercept: float
-    held_out: Floats
-    penalty: float
 
 
 @dataclass
@@ -104,14 +99,17 @@ class Linear(TakesTables, UsesAmplitude, Method):
         for name, weight in self._weights().items():
             if name in TANGENTS:
                 self.state_[f"{name}.reference"] = _reference(name, source, self._content(source))
-            features = self._source_features(name, source)
-            if name == "amplitude" and not self._amplitude_is_usable(features, source):
-                continue
-            self.state_[f"{name}.mean"] = features.mean(axis=0, dtype=np.float64)  # baseline of a single subject's explanation
-            if name == "phenotypes" and held:
-                block = self._fit_phenotypes(source)
-            else:
-                block = self._fit_block(name, features, source, folds)
+            block, mean = self._fit_together(name, source), None
+            if block is None:
+                features = self._source_features(name, source)
+                if name == "amplitude" and not self._amplitude_is_usable(features, source):
+                    continue
+                mean = features.mean(axis=0, dtype=np.float64)
+                if name == "phenotypes" and held:
+                    block = self._fit_phenotypes(source)
+                else:
+                    block = self._fit_block(name, features, source, folds)
+            self.state_[f"{name}.mean"] = block.mean if mean is None else mean  # baseline of a single subject's explanation
             weight /= block.held_out.std() or 1.0
             if name == "phenotypes" and total.any():
                 weight = float(table_weights(total, [block.held_out], source)[0])
@@ -278,7 +276,7 @@ class Linear(TakesTables, UsesAmplitude, Method):
         def standardise() -> Standardised:
             # Edges are a copy, and the largest array of a fit.
             own = (cls._features, cls._source_features) == (Linear._features, Linear._source_features)
-            made_here = own and name in (*VIEWS, LOG_EUCLIDEAN)
+            made_here = own and name in EDGES
             weights = self._subject_weights(source)
             return standardised_block(features, source, weights, self.within_sites, overwrite=made_here)
 
@@ -287,6 +285,25 @@ class Linear(TakesTables, UsesAmplitude, Method):
 
         made_by = cls, cls._solve, self.learner, name in self.adaptive
         return _BLOCKS.get(self._key(source, name, *made_by, *chosen.items()), solve)
+
+    def _fit_together(self, name: str, source: Cohort) -> Block | None:
+        """An adaptive block with one penalty, solved with those of other sources of a study; None if it is another kind."""
+        cls, penalties = type(self), self.penalties_of(name)
+        plain = all(getattr(cls, hook) is getattr(Linear, hook) for hook in HOOKS)
+        edges = len(source.rois) * (len(source.rois) - 1) // 2
+        if not plain or name not in self.adaptive or name not in EDGES or len(penalties) > 1 or edges <= len(source):
+            return None
+        if (key := self._key(source, name)) is None or not self.within_sites:
+            return None
+
+        def fitted(sources: Sources) -> Block | None:
+            return sources.block(source, partial(self._features, name), self.site_folds, penalties[0], name)
+
+        for sources in sources_in_use():
+            if block := fitted(sources):
+                return block
+        alone = Sources(source, [np.arange(len(source))])
+        return _ALONE.get((*key, self.site_folds, penalties[0]), lambda: fitted(alone))
 
     def _subject_weights(self, source: Cohort) -> Floats:
         return balance(source) if self.within_sites else np.ones(len(source))
@@ -327,53 +344,6 @@ def note_on_connectomes(blocks: Mapping[str, float], scans: str) -> str:
     return f"Trained on connectomes: {'; '.join(parts)}."
 
 
-class Standardised(NamedTuple):
-    """Rows of a block, the mean and sd of its features in source, and the slopes of the confounds regressed out of them."""
-
-    rows: Rows
-    centre: Floats
-    scale: Floats
-    slopes: Floats | None = None  # (confound, feature)
-
-
-def standardised_block(
-    features: Features,
-    source: Cohort,
-    weights: Floats,
-    within_sites: bool,
-    confounds: Features | None = None,
-    *,
-    overwrite: bool = False,
-    units: Floats | float = 1.0,  # of the features
-) -> Standardised:
-    """Features without confounds, centred (by site, if asked) and divided by their sd in source; in place to `overwrite`."""
-    units = np.broadcast_to(units, features.shape[1:])
-    names, site = np.unique(source.sites, return_inverse=True)
-    averages = np.concatenate([weights[None] / weights.sum(), site_averages(site, weights)])  # (all and site, subject)
-    if confounds is None:
-        confounds = np.zeros((len(features), 0))
-    confound_means = averages @ confounds
-    # Slopes are those within sites, so that scanner effects are not taken for effects of age.
-    centred = confounds - confound_means[1:][site]
-    weighted = centred.T * weights  # (confound, subject), orthogonal to the mean of each site
-    sums = combine(np.concatenate([averages, weighted]), features)
-    slopes = np.linalg.pinv(weighted @ centred, hermitian=True) @ sums[len(averages) :]  # (confound, feature)
-    means = sums[: len(averages)] - confound_means @ slopes
-    centre, means = means[0], means[1:] if within_sites else np.tile(means[0], (len(names), 1))
-    trained = features if overwrite else np.empty_like(features)
-    scale = np.empty(features.shape[1])
-    for start in range(0, features.shape[1], CHUNK):
-        part = slice(start, start + CHUNK)
-        values = features[:, part] - means[site, part]  # float64
-        if len(slopes):
-            values -= confounds @ slopes[:, part]
-        spread = np.sqrt(np.einsum("i,ij,ij->j", weights, values, values) / weights.sum())
-        varies = spread > SMALLEST_SPREAD * units[part]
-        scale[part] = np.where(varies, spread, units[part])
-        np.divide(values * varies, scale[part], out=trained[:, part], casting="same_kind")  # rounding is no feature
-    return Standardised(Rows(trained, (means - centre) / scale, site), centre, scale, slopes if len(slopes) else None)
-
-
 class _Recent(Generic[Value]):
     """The last few results of a computation, by a key that holds all that it depends on; without a key, nothing is shared."""
 
@@ -396,6 +366,7 @@ _REFERENCES: _Recent[Floats] = _Recent(4)
 _TANGENTS: _Recent[Features] = _Recent(1)
 _ROWS: _Recent[Standardised] = _Recent(1)
 _BLOCKS: _Recent[Block] = _Recent(32)
+_ALONE: _Recent[Block | None] = _Recent(32)  # of a source that is not fitted together with others
 _TABLES: _Recent[tuple[Block, Standardised]] = _Recent(8)
 
 

@@ -24,8 +24,9 @@ from m2lgdg.deep import Batch, PartsNetwork, Shape, total_of
 from m2lgdg.graph import chebyshev, propagation, thresholded
 from m2lgdg.method import ANY_SCAN, method
 from m2lgdg.methods import m2lgdg_structure
+from m2lgdg.methods.blocks import standardised_block
 from m2lgdg.methods.connectome_adaptive import ConnectomeAdaptive
-from m2lgdg.methods.linear import VIEWS, note_on_connectomes, standardised_block
+from m2lgdg.methods.linear import VIEWS, note_on_connectomes
 from m2lgdg.methods.linear_head import LinearHead, WithLinearHead
 from m2lgdg.methods.m2lgdg import M2LGDG, gelu
 from m2lgdg.methods.m2lgdg_structure import WithTables

@@ -19,7 +19,7 @@ from m2lgdg.cohort import Cohort
 from m2lgdg.deep import Batch, DeepMethod, Shape
 from m2lgdg.losses import difference_loss, similarity_loss
 from m2lgdg.methods import m2lgdg
-from m2lgdg.methods.linear import standardised_block
+from m2lgdg.methods.blocks import standardised_block
 from m2lgdg.methods.m2lgdg import CrossAttention, mlp
 from m2lgdg.methods.tables import CONFOUNDS, NONE, TakesTables, chosen_tables
 from m2lgdg.methods.within_sites import balance

@@ -213,7 +213,7 @@ def association(x: Floats, signs: Floats, weights: Floats) -> Floats:
     return adaptive_scales(*sums)[0]
 
 
-def adaptive_scales(products: Floats, squares: Floats, totals: Floats, counts: npt.NDArray[np.integer]) -> Floats:
+def adaptive_scales(products: Floats, squares: Floats, totals: Floats, counts: npt.NDArray[Any]) -> Floats:
     """(fit, feature) scales from weighted products with the label, sums of squares, summed weights and subject counts."""
     totals = np.where(totals > 0, totals, 1.0)[:, None]
     r = np.abs(products) / np.sqrt(np.where(squares > 0, squares, 1.0) * totals)
@@ -301,42 +301,53 @@ def _solve_positive(matrix: Floats, penalty: float, right: Floats) -> Floats:
 
 
 def _adaptive_by_conjugate_gradients(problem: Problem) -> Solutions:
-    """With one penalty, all folds together: every step reads the features twice, whatever their number.
-
-    Products are in float32; the residual is computed again in float64 until it is `CONVERGED`.
-    """
+    """With one penalty, all folds together."""
     features, weights = problem.rows.trained, problem.fit_weights()  # (subject, feature), (subject, fit)
-    scale = _adaptive_scales(problem).T ** 2  # (feature, fit), squared
+    penalties = np.repeat(problem.penalties, weights.shape[1])
+    coefficients, products = scaled_ridge(features, _adaptive_scales(problem) ** 2, weights, problem.signs, penalties)
+    relative = weights / weights.sum(axis=0)
+    means = combine(relative.T, features)  # (fit, feature)
+    intercepts = problem.signs @ relative - (means * coefficients).sum(axis=1)
+    decisions = products + (coefficients @ problem.rows.shift.T)[:, problem.rows.site] + intercepts[:, None]  # (fit, subject)
+    return Solutions(problem.held_out(decisions[:, None]), intercepts[-1:], lambda _: coefficients[-1].copy())
+
+
+def scaled_ridge(
+    features: Features, squared_scales: Floats, weights: Floats, signs: Floats, penalties: Floats
+) -> tuple[Floats, Floats]:
+    """Ridge regressions, each with its own scale of the features (fit, feature), subject weights (subject, fit) and penalty.
+
+    (fit, feature) coefficients, in the units of the features, and their (fit, subject) products with all subjects. Conjugate
+    gradients: every step reads the features twice, whatever the number of fits. Products are in float32; the residual is
+    computed again in float64 until it is `CONVERGED`. No number of one fit enters another, and subjects of weight 0 enter none.
+    """
     root = np.sqrt(weights)
-    unit = root / np.sqrt((root**2).sum(axis=0))
+    unit = root / np.sqrt(np.maximum(weights.sum(axis=0), 1e-300))  # a fit may have no subject
+    count = len(penalties)
+    padded = -(-count // MULTIPLE) * MULTIPLE
+    single = np.zeros((padded, features.shape[1]), dtype=np.float32)  # (fit, feature)
+    single[:count] = squared_scales
+    coefficients, products = np.zeros_like(squared_scales), np.zeros((count, len(features)))
 
     def project(values: Floats) -> Floats:  # subtracts the weighted mean of the training features
         return values - unit * (unit * values).sum(axis=0)
-
-    count = len(problem.folds) + 1
-    padded = -(-count // MULTIPLE) * MULTIPLE
-    single = np.zeros((padded, len(scale)), dtype=np.float32)  # (fit, feature)
-    single[:count] = scale.T
 
     def fast(values: Floats) -> Floats:
         inner = np.zeros((padded, len(values)), dtype=np.float32)  # (fit, subject)
         inner[:count] = (root * project(values)).T
         product = (features @ (single * (inner @ features)).T)[:, :count]
-        return project(root * product) + problem.penalties[0] * values
+        return project(root * product) + penalties * values
 
     def exact(values: Floats) -> Floats:
-        inner, total = (root * project(values)).T, np.zeros_like(values)
+        inner = (root * project(values)).T  # (fit, subject)
+        products[:] = 0.0
         for chunk, block in _chunks(features):
-            total += block @ (scale[chunk] * (inner @ block).T)
-        return project(root * total) + problem.penalties[0] * values
+            coefficients[:, chunk] = squared_scales[:, chunk] * (inner @ block)
+            products[:] += coefficients[:, chunk] @ block.T
+        return project(root * products.T) + penalties * values
 
-    solution = _refined(exact, fast, project(root * problem.signs[:, None]))
-    relative = weights / weights.sum(axis=0)
-    sums = combine(np.concatenate([(root * project(solution)).T, relative.T]), features)  # (2 fits, feature)
-    coefficients, means = scale.T * sums[:count], sums[count:]  # (fit, feature)
-    intercepts = (relative * problem.signs[:, None]).sum(axis=0) - (means * coefficients).sum(axis=1)
-    decisions = problem.rows.decisions(coefficients) + intercepts[:, None]  # (fit, subject)
-    return Solutions(problem.held_out(decisions[:, None]), intercepts[-1:], lambda _: coefficients[-1].copy())
+    _refined(exact, fast, project(root * signs[:, None]))  # the last solution is that of the last exact product
+    return coefficients, products
 
 
 def _refined(exact: Callable[[Floats], Floats], fast: Callable[[Floats], Floats], right: Floats) -> Floats:
@@ -345,11 +356,12 @@ def _refined(exact: Callable[[Floats], Floats], fast: Callable[[Floats], Floats]
     goal = CONVERGED * np.maximum(np.sqrt((right**2).sum(axis=0)), 1e-300)
     for _ in range(20):
         size = np.sqrt((residual**2).sum(axis=0))
-        if (size <= goal).all():
+        left = size > goal  # (column,): a solved one is not improved by the steps of others
+        if not left.any():
             break
         # Half of the goal, since the products of the correction have errors.
         relative = np.maximum(CHECKED, 0.5 * goal / np.maximum(size, 1e-300))
-        solution = solution + conjugate_gradients(fast, residual, relative**2)
+        solution = solution + conjugate_gradients(fast, np.where(left, residual, 0.0), relative**2)
         residual = right - exact(solution)
     return solution
 

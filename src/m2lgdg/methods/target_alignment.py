@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.method import method
-from m2lgdg.methods.linear import SMALLEST_SPREAD, Linear, Standardised
+from m2lgdg.methods.blocks import SMALLEST_SPREAD, Standardised
+from m2lgdg.methods.linear import Linear
 from m2lgdg.methods.solvers import Rows
 from m2lgdg.methods.within_sites import source_folds
 from m2lgdg.metrics import platt, sigmoid

@@ -17,6 +17,7 @@ from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import sharing_features
 from m2lgdg.data.atlases import are_identified
 from m2lgdg.method import Floats, Method, both_classes, chosen_atlases, need_labels, need_scans, source_facts
+from m2lgdg.methods.together import Sources, fitting_together
 from m2lgdg.metrics import THRESHOLD, logit, sigmoid
 from m2lgdg.model.atlases import (
     PREFIX,
@@ -29,7 +30,7 @@ from m2lgdg.model.atlases import (
     weigh_tables,
 )
 from m2lgdg.model.folder import ABOUT, NEW_SITE_CALIBRATION, distribution_name, read_weights, reading_about, write_folder
-from m2lgdg.model.new_site import NewSiteCalibration
+from m2lgdg.model.new_site import NewSiteCalibration, sites_left_out
 from m2lgdg.model.out_of_distribution import TABLE, SourceDistribution, flags
 from m2lgdg.model.site_level import SiteLevel, prevalence_shift, source_prevalence
 from m2lgdg.notebook import shown_table
@@ -148,7 +149,11 @@ class Model:
         all_scans = [one.scans for one in source.each_atlas()]
         self.new_site_, self.source_distributions = None, {}
         self.code_ = code_of_model(self.name)
-        with sharing_features(*all_scans) if new_site_calibration else contextlib.nullcontext():
+        with contextlib.ExitStack() as shared:
+            if new_site_calibration:
+                cuts = sites_left_out(source, calibration_folds)
+                shared.enter_context(sharing_features(*all_scans))
+                shared.enter_context(fitting_together(Sources(source, [np.arange(len(source)), *(train for train, _ in cuts)])))
             if len(names) == 1:
                 self.method.fit(source, **settings)
                 self._hold({names[0]: self.method}, self.method.facts_)

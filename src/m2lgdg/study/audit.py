@@ -258,7 +258,8 @@ def _run_world(world: str, sequences: list[list[Cell]], study: Study, cohort: Co
 
     path = other_target(cohort, sequences[0][-1].target, world).save(Path(folder) / f"{world}.cohort")
     plugins = tuple(str(Path(plugin).resolve()) for plugin in study.plugins)
-    context = CellContext(folder, str(path), cohort.inputs, cohort.allow_proxies, plugins, study.device, study.threads)
+    given = folder, str(path), cohort.inputs, cohort.allow_proxies, plugins, study.device, study.threads
+    context = CellContext(*given, targets=tuple(cohort.site_names))  # fitted together, as in a study of all targets
     pool = ProcessPoolExecutor(max_workers=1)
     try:
         seen: list[Seen] = pool.submit(_observe, sequences, context, os.path.realpath(study.cohort), world).result()

@@ -19,6 +19,7 @@ import numpy as np
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import CohortFeatures, use_features
+from m2lgdg.methods.together import Sources, fitting_together
 from m2lgdg.model.model import Model
 from m2lgdg.model.site_level import LEAST, Floats, corrected_by_batches, cross_batches, source_prevalence
 from m2lgdg.own_code import refuse_not_covered, staying
@@ -50,6 +51,7 @@ class CellContext:
     threads: int
     keep_features: bool = False  # for the next cells of the process
     cohort_hash: str | None = None  # content that the cohort must have, with these inputs; None: any
+    targets: tuple[str, ...] = ()  # of the study, whose sources are fitted together
 
 
 class RunEnds(InputError):
@@ -165,8 +167,9 @@ def fitted_cell(
         cohort = _cohort(context)
         if context.keep_features:
             _share_features(cohort, cell.code)
+        sources = _sources(cohort, context.targets, cell.code)
     foreign = bool(context.plugins or own_code(method.method))
-    with _threads(context.threads), staying(), package_as_it_was() if foreign else nullcontext():
+    with _threads(context.threads), staying(), package_as_it_was() if foreign else nullcontext(), fitting_together(sources):
         before = {*sys.modules}
         (fold,) = leave_one_site_out(cohort, [cell.target])
         fold = fold if select is None else fold._replace(source=select(fold.source))
@@ -252,8 +255,20 @@ def _share_features(cohort: Cohort, code: str) -> None:
         use_features(*(CohortFeatures(one.scans) for one in cohort.each_atlas()))
 
 
+_together: tuple[Cohort, tuple[str, ...], str, Sources] | None = None  # cohort, targets and code
+
+
+def _sources(cohort: Cohort, targets: tuple[str, ...], code: str) -> Sources:
+    """Sources of all targets of a study; a target of no study has none."""
+    global _together
+    if _together is None or _together[0] is not cohort or _together[1:3] != (targets, code):
+        rows = [np.flatnonzero((cohort.sites != target) & (cohort.labels >= 0)) for target in targets]
+        _together = cohort, targets, code, Sources(cohort, rows)
+    return _together[3]
+
+
 def forget_features() -> None:
-    """Free the features that this process shares between fits."""
-    global _shared_for
-    _shared_for = None
+    """Free what this process shares between fits."""
+    global _shared_for, _together
+    _shared_for = _together = None
     use_features()

@@ -293,6 +293,7 @@ def cell_context(study: Study, cohort: Cohort, out: Path) -> tuple[Path, CellCon
         study.threads,
         keep_features=True,
         cohort_hash=cohort.hash,
+        targets=tuple(study.targets or cohort.site_names),
     )
 
 
