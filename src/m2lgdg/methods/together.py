@@ -23,6 +23,7 @@ from m2lgdg.scans import arrays_of, kind_of
 from m2lgdg.splits import Indices
 
 Floats = npt.NDArray[np.float64]
+SUBJECTS_OF_A_FIT = 5  # whose features take as much memory as the scales, coefficients and products of one fit
 
 
 class Sources:
@@ -138,30 +139,51 @@ def adaptive_blocks(
     signs, labelled, weights = np.where(cohort.labels == 1, 1.0, -1.0), cohort.labels >= 0, np.zeros(len(cohort))
     weights[labelled] = balance(cohort.select(labelled))
     sums = _centred(features, (site == np.arange(len(names))[:, None]) * labelled.astype(np.float64), weights, signs)
-    # Each source has its own places, whatever the others: rounding in a product depends on the place.
-    most = site_folds + 1
-    scales = np.zeros((len(sources) * most, features.shape[1]))  # (fit, feature), squared
-    trained, penalties = np.zeros((len(scales), len(features))), np.ones(len(scales))  # (fit, subject), (fit,)
-    fits: dict[int, _Fit] = {}
-    for first, rows in zip(range(0, len(scales), most), sources, strict=True):
-        if fit := _prepared(cohort.select(rows), rows, site, weights, sums, site_folds, penalty):
-            own = slice(first, first + len(fit.sites))
-            fits[first], trained[own] = fit, fit.sites[:, site] * weights
-            scales[own], penalties[own] = fit.squared_scales, fit.penalty
-    coefficients, products = scaled_ridge(features, scales, trained.T, signs, penalties)
+    at_once = max(len(features) // (SUBJECTS_OF_A_FIT * (site_folds + 1)), 1)
     blocks = {}
-    for first, fit in fits.items():
-        own = slice(first, first + len(fit.sites))
-        intercepts = trained[own] @ signs / trained[own].sum(axis=1)
-        shift = coefficients[own] @ (sums.means - fit.centre).T  # (fit, site), at an unseen site
-        decisions = (products[own] + shift[:, site] + intercepts[:, None])[:, fit.rows]
-        held_out, weights_of_all = decisions[-1], coefficients[own][-1].copy()
-        for decision, (_, test) in zip(decisions, fit.folds, strict=False):  # the last is that of the whole source
-            held_out[test] = decision[test]
-        mean = fit.sites[-1] @ sums.features / len(fit.rows)
-        intercept = float(intercepts[-1] - fit.centre @ weights_of_all)
-        blocks[fit.rows.tobytes()] = Block(weights_of_all, intercept, held_out.copy(), penalty, mean)
+    for first in range(0, len(sources), at_once):
+        some = sources[first : first + at_once]
+        fits = [_prepared(cohort.select(rows), rows, site, weights, sums, site_folds, penalty) for rows in some]
+        for fit, solution in zip(fits, _solved(features, fits, site, weights, signs, site_folds + 1), strict=True):
+            if fit is not None:
+                blocks[fit.rows.tobytes()] = _block(fit, *solution, sums, site, weights * signs, penalty)
     return blocks
+
+
+def _solved(
+    features: Features, fits: Sequence[_Fit | None], site: npt.NDArray[np.intp], weights: Floats, signs: Floats, most: int
+) -> Iterator[tuple[Floats, Floats]]:
+    """(fit, feature) coefficients of each source, and their (fit, subject) products with all subjects.
+
+    Each source has its own places for `most` fits, whatever the others: the rounding of a product depends on the place.
+    """
+    scales = np.zeros((len(fits) * most, features.shape[1]))  # (fit, feature), squared
+    trained, penalties = np.zeros((len(scales), len(features))), np.ones(len(scales))  # (fit, subject), (fit,)
+    places = [slice(i * most, i * most + (len(fit.sites) if fit else 0)) for i, fit in enumerate(fits)]
+    for own, fit in zip(places, fits, strict=True):
+        if fit is not None:
+            scales[own], trained[own], penalties[own] = fit.squared_scales, fit.sites[:, site] * weights, fit.penalty
+    coefficients, products = scaled_ridge(features, scales, trained.T, signs, penalties)
+    return ((coefficients[own], products[own]) for own in places)
+
+
+def _block(
+    fit: _Fit,
+    coefficients: Floats,
+    products: Floats,
+    sums: _SiteSums,
+    site: npt.NDArray[np.intp],
+    signed: Floats,
+    penalty: float,
+) -> Block:
+    intercepts = (fit.sites[:, site] @ signed) / (fit.sites @ sums.weights)  # mean labels
+    shift = coefficients @ (sums.means - fit.centre).T  # (fit, site), at an unseen site
+    decisions = (products + shift[:, site] + intercepts[:, None])[:, fit.rows]
+    held_out, weights = decisions[-1].copy(), coefficients[-1].copy()
+    for decision, (_, test) in zip(decisions[:-1], fit.folds, strict=True):
+        held_out[test] = decision[test]
+    mean = fit.sites[-1] @ sums.features / len(fit.rows)
+    return Block(weights, float(intercepts[-1] - fit.centre @ weights), held_out, penalty, mean)
 
 
 def _prepared(
