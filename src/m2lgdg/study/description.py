@@ -142,7 +142,7 @@ def with_table(table: pd.DataFrame) -> npt.NDArray[np.bool_]:
 
 def motion_column(cohort: Cohort) -> Floats | None:
     """Mean head motion of each subject, NaN where missing; None if the cohort has no such column."""
-    columns = {str(name).lower(): cohort.phenotypes[name] for name in cohort.phenotypes.columns}
+    columns = {str(name).lower(): values for name, values in cohort.phenotypes.items()}  # a copy: read once
     for name in MOTION:
         if name in columns and columns[name].dtype == np.float64 and columns[name].notna().any():
             return np.asarray(columns[name], dtype=np.float64)
@@ -162,7 +162,7 @@ def _group(cohort: Cohort, chosen: npt.NDArray[np.bool_]) -> dict[str, Any]:
         group["volumes"] = [int(lengths.min()), int(lengths.max())]
     if not np.isnan(tr).all():
         group["tr"] = [float(np.nanmin(tr)), float(np.nanmax(tr))]
-    columns = {str(name).lower(): cohort.phenotypes[name].to_numpy() for name in cohort.phenotypes.columns}
+    columns = {str(name).lower(): values.to_numpy() for name, values in cohort.phenotypes.items()}
     for name, values in (("age", columns.get("age")), ("motion", motion_column(cohort))):
         if values is not None and values.dtype == np.float64 and not np.isnan(values[chosen]).all():
             group[name] = [float(value) for value in np.nanquantile(values[chosen], (0.25, 0.5, 0.75))]
