@@ -341,6 +341,7 @@ def test_facts_of_numpy_are_stored_as_plain_values(folder):
     assert record["learned"] == {
         "penalties": [1.5, None],
         "history": [{"ce": 0.5}],
+        "terms": {"ce": {"epochs": 1, "acted": 1, "mean": 0.5, "smallest": 0.5, "largest": 0.5}},
         "parameters": 7,
         "validation": True,
         "share": {"fc": 0.25},
