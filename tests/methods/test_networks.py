@@ -77,10 +77,10 @@ def test_every_parameter_gets_a_gradient_and_flat_scans_leave_it_finite(name, fl
     own.build = lambda shape: built.append(type(own).build(own, shape)) or built[-1]
 
     def look(optimizer, *_):
-        own_values = {id(value) for value in built[0].parameters()}
+        own_values = {id(value) for network in built for value in network.parameters()}  # none before it, in a first stage
         for value in [value for group in optimizer.param_groups for value in group["params"] if value.grad is not None]:
             assert value.grad.isfinite().all()
-            members = [(value, value.grad)] if id(value) in own_values else zip(value, value.grad, strict=True)
+            members = [(value, value.grad)] if id(value) in own_values or not built else zip(value, value.grad, strict=True)
             reached.update(one.data_ptr() for one, gradient in members if gradient.any())  # rows of a stack are members' values
 
     watched = register_optimizer_step_pre_hook(look)
