@@ -18,7 +18,8 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import View, covariances, fc_features, frame_weighted, standardised
 from m2lgdg.method import interchangeable
-from m2lgdg.methods.linear import REFERENCE_SUBJECTS, REFERENCE_TOLERANCE, standardised_block
+from m2lgdg.methods.blocks import standardised_block
+from m2lgdg.methods.linear import REFERENCE_SUBJECTS, REFERENCE_TOLERANCE
 from m2lgdg.methods.within_sites import balance
 from m2lgdg.scans import SERIES, Scans
 from m2lgdg.sklearn_bridge.inputs import InvalidInput, Subjects, as_cohort, read_groups, read_x
