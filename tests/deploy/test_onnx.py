@@ -28,6 +28,8 @@ FEW_LAYERS = {
     "m2dc": {"layers": 1, "crops": 2},
     "msstan": {"scales": (0.3, 0.7)},
     "metaexplainer": {"channels": (4, 4), "kernels": (4, 4), "strides": (2, 1)},
+    # With less, logits are alike, and Platt scaling multiplies their rounding by thousands.
+    "m2lgdg-connectome": {"learning_rate": 1e-2},
 }
 FEW_LAYERS["m2lgdg"] |= {"layers": 1, "fusion_layers": 1, "phenotype_hidden": (16,)}
 BRAIN_ALONE = {"braingnn", "brainnetcnn", "ibgnn-plus", "msstan", "ufa-net", "genm", "m2dc"}  # networks that see no phenotype
