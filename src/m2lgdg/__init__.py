@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from m2lgdg.methods.from_torch import from_torch as from_torch
     from m2lgdg.metrics import evaluate as evaluate
     from m2lgdg.model.model import Model as Model
+    from m2lgdg.model.model import load as load
     from m2lgdg.model.model import make as make
     from m2lgdg.registry import METHODS as METHODS
     from m2lgdg.report.page import write_report as write_report
@@ -71,6 +72,7 @@ _HOMES = {
     "from_sklearn": "sklearn_bridge.from_sklearn",
     "from_torch": "methods.from_torch",
     "leave_one_site_out": "splits",
+    "load": "model.model",
     "make": "model.model",
     "make_cohort": "data.synthetic",
     "read": "data.readers",

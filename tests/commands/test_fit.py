@@ -241,7 +241,7 @@ def test_fit_says_that_nobody_was_spared_for_validation(command):
         (("fit", "known.cohort", "--inputs", "height", "--out", "m"), "input height is not a phenotype column"),
         (("fit", "nothing", "--out", "m"), "nothing does not exist."),
         (("fit", "known.cohort", "--method", "m2lgdg", "--device", "toaster", "--out", "m"), "device toaster is not available"),
-        (("predict", "nowhere", "new.cohort", "--out", "p.csv"), "nowhere is not a model folder (no method.json)."),
+        (("predict", "nowhere", "new.cohort", "--out", "p.csv"), "nowhere is not a model folder (no method.json), nor"),
         (
             ("predict", "model", "other.cohort", "--out", "p.csv"),
             "the model was trained on 12 ROIs (synthetic), the cohort has 13.",

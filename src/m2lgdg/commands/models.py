@@ -22,12 +22,12 @@ def load_plugins(plugin: Sequence[Path] | None) -> None:
     load_methods(tuple(map(str, plugin or [])))
 
 
-def load_model(folder: Path, plugin: Sequence[Path] | None) -> Model:
-    """The model of a folder, after the plugins that it may need."""
-    from m2lgdg.model.model import Model
+def load_model(model: Path, plugin: Sequence[Path] | None) -> Model:
+    """The model of a folder or of a packaged name, after the plugins that it may need."""
+    from m2lgdg.model.model import load
 
     load_plugins(plugin)
-    return Model.load(folder)
+    return load(model)
 
 
 def read_subjects(

@@ -24,7 +24,12 @@ StudyFile = Annotated[
 Cohort = Annotated[
     Path, typer.Argument(metavar="COHORT", help="Cohort file, or a folder that `m2lgdg check` can read.", show_default=False)
 ]
-Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Model folder written by `m2lgdg fit`.", show_default=False)]
+Model = Annotated[
+    Path,
+    typer.Argument(
+        metavar="MODEL", help="Model folder written by `m2lgdg fit`, or a name of `m2lgdg models`.", show_default=False
+    ),
+]
 NewModel = Annotated[Path, typer.Option("--out", help="Model folder to write.", show_default=False)]
 FieldChanges = Annotated[
     list[str] | None, typer.Option("--set", help="Change a field of the method: field=value; may be repeated.")

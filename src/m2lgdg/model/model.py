@@ -32,6 +32,7 @@ from m2lgdg.model.atlases import (
 from m2lgdg.model.folder import ABOUT, NEW_SITE_CALIBRATION, distribution_name, read_weights, reading_about, write_folder
 from m2lgdg.model.new_site import NewSiteCalibration, sites_left_out
 from m2lgdg.model.out_of_distribution import TABLE, SourceDistribution, flags
+from m2lgdg.model.packaged import model_folder
 from m2lgdg.model.site_level import SiteLevel, prevalence_shift, source_prevalence
 from m2lgdg.notebook import shown_table
 from m2lgdg.own_code import predicting_code
@@ -427,3 +428,26 @@ def make(name: str, variant: str | None = None, **fields: Any) -> Model:
     3
     """
     return Model(create(name, variant, **fields))
+
+
+def load(model: str | Path) -> Model:
+    """Load a fitted model: one that comes with the package by its name, any other from its folder.
+
+    Parameters
+    ----------
+    model : str or Path
+        Name of a packaged model, such as "abide-aal" (`m2lgdg models` lists them), or a model folder.
+
+    Returns
+    -------
+    Model
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import m2lgdg
+    >>> folder = m2lgdg.make("fc-logistic").fit(m2lgdg.make_cohort("tiny")).save(tempfile.mkdtemp())
+    >>> m2lgdg.load(folder).name
+    'fc-logistic'
+    """
+    return Model.load(model_folder(model))
