@@ -96,6 +96,15 @@ def mdd_folder():
 
 
 @pytest.fixture
+def methods_forgotten():
+    """Methods that a test registers are no longer known after it."""
+    before = set(m2lgdg.METHODS)
+    yield
+    for name in set(m2lgdg.METHODS) - before:
+        del m2lgdg.METHODS[name]
+
+
+@pytest.fixture
 def typed(monkeypatch, capsys):
     """Run `m2lgdg` with some words as if they were typed: exit code, what was printed, what was said of errors."""
 

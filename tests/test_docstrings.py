@@ -19,14 +19,7 @@ METHODS = [
     *(getattr(m2lgdg.Model, name) for name in ("fit", "save")),
     *(getattr(m2lgdg.Cohort, name) for name in ("select", "from_arrays", "query", "to_frame")),
 ]
-
-
-@pytest.fixture(autouse=True)
-def forget():
-    before = set(m2lgdg.METHODS)
-    yield
-    for name in set(m2lgdg.METHODS) - before:
-        del m2lgdg.METHODS[name]
+pytestmark = pytest.mark.usefixtures("methods_forgotten")
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -141,6 +141,16 @@ class Registry(MutableMapping[str, type[Any]]):
         """Name of the file of a plugin, without .py, by its module; None for any other module."""
         return Path(self._plugins[module].path).stem if module in self._plugins else None
 
+    def home(self, name: str, caller: str, maker: str) -> str:
+        """Module of a method that `maker` makes for a calling module: a plugin's own, so that loading it again replaces it.
+
+        A name that another module registered is refused.
+        """
+        home = caller if self.plugin_stem(caller) else maker
+        if name in self and self[name].__module__ not in (maker, home):
+            raise InputError(f"there is another method {name}; give this one another name.")
+        return home
+
     def define_estimator(self, name: str, fields: Mapping[str, Any], *, run: bool = True) -> None:
         """Register a method that its field `estimator` defines (`sklearn_bridge`); without it, or if it is known, do nothing.
 

@@ -27,6 +27,7 @@ from m2lgdg.study.predictions import read_predictions
 
 SHORT = {"epochs": 4, "warmup": 1, "learning_rate": 1e-2}
 EDGES = 66
+pytestmark = pytest.mark.usefixtures("methods_forgotten")
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +38,6 @@ def cohort():
 @pytest.fixture(scope="module")
 def fold(cohort):
     return next(iter(leave_one_site_out(cohort)))
-
-
-@pytest.fixture(autouse=True)
-def forget():
-    before = set(m2lgdg.METHODS)
-    yield
-    for name in set(m2lgdg.METHODS) - before:
-        del m2lgdg.METHODS[name]
 
 
 def small(shape, width=8, dropout=0.2):

@@ -15,30 +15,20 @@ import m2lgdg
 from m2lgdg.connectivity import fc_features
 from m2lgdg.metrics import platt, sigmoid
 from m2lgdg.sklearn_bridge.from_sklearn import STANDS_IN
-from m2lgdg.splits import leave_one_site_out, site_folds
+from m2lgdg.splits import site_folds
 from m2lgdg.storage import InputError
 from m2lgdg.study.audit import audit
 from m2lgdg.study.predictions import read_predictions
 
-
-@pytest.fixture(scope="module")
-def cohort():
-    return m2lgdg.make_cohort("tiny", seed=3, edge_effect=2.0)
-
-
-@pytest.fixture(scope="module")
-def fold(cohort):
-    return next(iter(leave_one_site_out(cohort)))
+pytestmark = pytest.mark.usefixtures("methods_forgotten")
 
 
 @pytest.fixture(autouse=True)
-def forget():
-    before, routing = set(m2lgdg.METHODS), sklearn.get_config()["enable_metadata_routing"]
+def nothing_seen():
+    routing = sklearn.get_config()["enable_metadata_routing"]
     Sees.fits, Sees.asked = [], []
     yield
     sklearn.set_config(enable_metadata_routing=routing)  # skada turns it on
-    for name in set(m2lgdg.METHODS) - before:
-        del m2lgdg.METHODS[name]
 
 
 class Sees(ClassifierMixin, BaseEstimator):

@@ -40,23 +40,7 @@ from m2lgdg.study.audit import audit
 from m2lgdg.study.predictions import read_predictions
 from m2lgdg.tangent import geometric_mean, tangent_features
 
-
-@pytest.fixture(scope="module")
-def cohort():
-    return m2lgdg.make_cohort("tiny", seed=3, edge_effect=2.0)
-
-
-@pytest.fixture(scope="module")
-def fold(cohort):
-    return next(iter(leave_one_site_out(cohort)))
-
-
-@pytest.fixture(autouse=True)
-def forget():
-    before = set(m2lgdg.METHODS)
-    yield
-    for name in set(m2lgdg.METHODS) - before:
-        del m2lgdg.METHODS[name]
+pytestmark = pytest.mark.usefixtures("methods_forgotten")
 
 
 def spread(subject):

@@ -10,9 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from m2lgdg.cohort import Cohort
 from m2lgdg.methods.solvers import CHUNK, Features, Rows, combine
-from m2lgdg.methods.within_sites import site_averages
+from m2lgdg.methods.within_sites import Labelled, site_averages
 
 Floats = npt.NDArray[np.float64]
 SMALLEST_SPREAD = 1e-6  # of a feature, below which it counts as constant
@@ -39,7 +38,7 @@ class Standardised(NamedTuple):
 
 def standardised_block(
     features: Features,
-    source: Cohort,
+    source: Labelled,
     weights: Floats,
     within_sites: bool,
     confounds: Features | None = None,

@@ -362,10 +362,7 @@ def from_torch(
         raise InputError(f"{chosen[:100]} cannot be the name of a method; use letters, digits, dots, - and _.")
     if keep_weights and not isinstance(module, nn.Module):
         raise InputError("keep_weights=True is for an object; a class or function sets its weights itself.")
-    caller = sys._getframe(1).f_globals.get("__name__", "")
-    home = caller if METHODS.plugin_stem(caller) else __name__  # a plugin that is loaded again replaces its methods
-    if chosen in METHODS and METHODS[chosen].__module__ not in (__name__, home):
-        raise InputError(f"there is another method {chosen}; give this one another name.")
+    home = METHODS.home(chosen, sys._getframe(1).f_globals.get("__name__", ""), __name__)
     own: dict[str, Any] = {"input": input, "phenotypes": phenotypes, "keep_weights": keep_weights}
     own["architecture"] = digest(module, keep_weights) if isinstance(module, nn.Module) else ""
     cls = define(Definition(chosen, module, fields | own, home))

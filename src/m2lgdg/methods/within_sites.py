@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,19 @@ Floats = npt.NDArray[np.float64]
 CHANCE = 0.05  # in either direction, that a feature which says nothing of the label is used
 
 
-def balance(source: Cohort) -> Floats:
+class Labelled(Protocol):
+    """What is asked of a cohort to balance classes and centre sites."""
+
+    @property
+    def sites(self) -> npt.NDArray[np.str_]: ...  # (subject,)
+    @property
+    def labels(self) -> npt.NDArray[np.integer[Any]]: ...  # (subject,)
+    @property
+    def site_names(self) -> Sequence[str]: ...
+    def __len__(self) -> int: ...
+
+
+def balance(source: Labelled) -> Floats:
     """(subject,) weights that balance patients and controls within each site; 0 at sites with one class."""
     weights = np.zeros(len(source))
     for site in source.site_names:

@@ -283,11 +283,11 @@ def _rows(features: Any, positions: npt.NDArray[np.int64]) -> Any:
     return [features[i] for i in positions] if isinstance(features, list) else features[positions]
 
 
-def define(name: str, fields: Mapping[str, Any], *, module: str | None = None) -> type[SklearnMethod]:
+def define(name: str, fields: Mapping[str, Any], *, module: str = __name__) -> type[SklearnMethod]:
     """Class of a method with these fields as defaults, not yet registered."""
     if not NAME.fullmatch(name):
         raise InputError(f"{name[:100]} cannot be the name of a method; use letters, digits, dots, - and _.")
-    content: dict[str, Any] = {"__annotations__": {}, "__doc__": SklearnMethod.__doc__, "__module__": module or __name__}
+    content: dict[str, Any] = {"__annotations__": {}, "__doc__": SklearnMethod.__doc__, "__module__": module}
     for key, value in fields.items():
         content["__annotations__"][key] = {"parameters": dict[str, Any]}.get(key, str)
         content[key] = dataclasses.field(default_factory=partial(dict, value)) if key == "parameters" else value
@@ -359,12 +359,9 @@ def from_sklearn(estimator: Any, features: str | Callable[[Cohort], Any] = "fc",
     for path in (text, kind):
         if not path.startswith("{") and path not in FEATURES:
             admit(path)
-    caller = sys._getframe(1).f_globals.get("__name__", "")
-    module = caller if METHODS.plugin_stem(caller) else None  # a plugin that is loaded again replaces its methods
     chosen = name or _default_name(estimator_of(text), features)
-    if chosen in METHODS and METHODS[chosen].__module__ not in (__name__, module):
-        raise InputError(f"there is another method {chosen}; give this one another name.")
-    return Model(_register(define(chosen, {"estimator": text, "features": kind}, module=module)))
+    home = METHODS.home(chosen, sys._getframe(1).f_globals.get("__name__", ""), __name__)
+    return Model(_register(define(chosen, {"estimator": text, "features": kind}, module=home)))
 
 
 def _default_name(estimator: Any, features: str | Callable[[Cohort], Any]) -> str:

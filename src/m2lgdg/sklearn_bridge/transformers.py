@@ -281,8 +281,8 @@ class SiteCentring(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # ty
         """
         values = validate_data(self, X, dtype=np.float64)
         source = _Labelled(read_groups(groups, Subjects("vectors", vectors=values)), self._labels(y, len(values)))
-        weights = balance(source) if source.labels.any() else np.ones(len(values))  # type: ignore[arg-type]
-        block = standardised_block(values, source, weights, within_sites=True)  # type: ignore[arg-type]
+        weights = balance(source) if source.labels.any() else np.ones(len(values))
+        block = standardised_block(values, source, weights, within_sites=True)
         self.sites_, self.mean_, self.scale_ = np.unique(source.sites), block.centre, block.scale
         self.site_means_ = block.centre + block.rows.shift * block.scale
         return self
