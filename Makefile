@@ -5,7 +5,7 @@ PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 MORE := types or long or browser or kernels or fuzz or pages or onnx
 
-.PHONY: demo test test-more docs wheel wheel-check benchmark faults federated fuzz clean
+.PHONY: demo test test-more docs wheel wheel-check benchmark faults federated slurm fuzz clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -62,6 +62,10 @@ federated:
 	$(PYTHON) -m venv build/flower
 	build/flower/bin/python $(PIP) '.[flower]'
 	OMP_NUM_THREADS=1 build/flower/bin/python benchmarks/federated.py
+
+# The scripts of docs/cluster.md on a SLURM of two nodes on this machine (Debian: apt-get install slurm-wlm munge).
+slurm: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/slurm.py
 
 # More random input for the parsers than `make test` has.
 fuzz: .venv/installed
