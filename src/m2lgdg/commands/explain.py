@@ -42,7 +42,7 @@ def explain(
     if to.exists() and not to.is_dir():
         raise InputError(f"{to} is not a folder; choose another --out.")
     cohort = models.read_subjects(path, site, kind, table)
-    centroids = None if rois is None else read_centroids(rois, cohort.rois)
+    centroids = None if rois is None else read_centroids(rois, cohort.rois, cohort.atlas)
     how: dict[str, Any] = {"of": of, "steps": steps, "device": device}
     with terminal.progress(f"explaining {fitted.name}") as progress, fitted.method.checking_weights():
         explanation = explain_model(fitted, cohort, progress=progress, **how)

@@ -54,7 +54,9 @@ Plugin = Annotated[list[Path] | None, typer.Option(help="Python file with your o
 Device = Annotated[str, typer.Option(help="Device: cpu, cuda, mps or auto.")]
 Rois = Annotated[
     Path | None,
-    typer.Option(help="ROI centroids if the atlas is not included: rois.tsv (name, x, y, z in MNI space) or an atlas image."),
+    typer.Option(
+        help="ROI centroids if the atlas is not included: rois.tsv (name, x, y, z in MNI space), an image, or XCP-D's folder."
+    ),
 ]
 Changes = Annotated[
     list[str] | None, typer.Option("--set", help="Change a key of the study file, such as --set seeds=[0,1]; may be repeated.")

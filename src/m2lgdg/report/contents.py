@@ -306,7 +306,7 @@ def read_contents(folder: str | Path, centroids: str | Path | None = None) -> Co
     if centroids is not None and cohort is None:
         raise InputError(f"{centroids} cannot be used without the cohort file of the study, which is missing or has changed.")
     return Contents(
-        centroids=None if centroids is None or cohort is None else read_centroids(centroids, cohort.rois),
+        centroids=None if centroids is None or cohort is None else read_centroids(centroids, cohort.rois, cohort.atlas),
         folder=folder,
         predictions=predictions,
         study=study,

@@ -164,9 +164,16 @@ def _spelled(name: str, known: pd.Index[str]) -> str:
     return name
 
 
-def read_centroids(path: str | Path, rois: Sequence[str]) -> pd.DataFrame:
-    """Name, code and MNI centroid of each ROI, from a table (name, x, y, z, optionally code) or an image in ROI order."""
+def read_centroids(path: str | Path, rois: Sequence[str], atlas: str = "") -> pd.DataFrame:
+    """Name, code and MNI centroid of each ROI, from a table (name, x, y, z, optionally code) or an image in ROI order.
+
+    Of a folder, such as that of XCP-D, the table and the image of the atlas are read.
+    """
     path = Path(path)
+    if path.is_dir():
+        from m2lgdg.data.atlases.bids_atlas import centroids
+
+        return centroids(path, atlas, rois)
     if path.name.endswith((".nii", ".nii.gz")):
         return _centroids_of_image(path, rois)
     if not path.exists():
@@ -191,6 +198,14 @@ def read_centroids(path: str | Path, rois: Sequence[str]) -> pd.DataFrame:
 
 
 def _centroids_of_image(path: Path, rois: Sequence[str]) -> pd.DataFrame:
+    found = centroids_by_code(path)
+    if len(found) != len(rois):
+        raise InputError(f"{path} has {len(found)} regions, but the cohort has {len(rois)} ROIs.")
+    return found.assign(name=list(rois))[["name", "code", "x", "y", "z"]]
+
+
+def centroids_by_code(path: Path) -> pd.DataFrame:
+    """Code and MNI centroid of each region of an atlas image, in the order of the codes."""
     import nibabel
     from nibabel.filebasedimages import ImageFileError
     from nilearn.plotting import find_parcellation_cut_coords
@@ -204,7 +219,5 @@ def _centroids_of_image(path: Path, rois: Sequence[str]) -> pd.DataFrame:
         centroids, codes = find_parcellation_cut_coords(image, return_label_names=True)
     except (OSError, ValueError, EOFError, IndexError, ImageFileError) as error:
         raise InputError(f"{path} cannot be read as an atlas ({one_line(error)}).") from None
-    if len(centroids) != len(rois):
-        raise InputError(f"{path} has {len(centroids)} regions, but the cohort has {len(rois)} ROIs.")
-    named = pd.DataFrame({"name": list(rois), "code": [str(int(code)) for code in codes]})
-    return named.assign(x=centroids[:, 0], y=centroids[:, 1], z=centroids[:, 2])
+    found = pd.DataFrame(np.reshape(centroids, (len(codes), 3)), columns=["x", "y", "z"])
+    return found.assign(code=[str(int(code)) for code in codes])

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from m2lgdg.cohort import Cohort
+from m2lgdg.data.atlases import bids_atlas
 from m2lgdg.data.readers import images, runs, tables
-from m2lgdg.data.readers.arrays import Rois, Series, read_table
+from m2lgdg.data.readers.arrays import LARGEST, Rois, Said, Series, parse_table
 from m2lgdg.data.readers.images import DAMAGED, load_image, need_whole
 from m2lgdg.data.readers.series import Atlases, OnBad, Progress, chosen, requested
-from m2lgdg.storage import InputError, one_line
+from m2lgdg.storage import InputError, one_line, read_bytes
 
 TABLES = "**/sub-*_timeseries.tsv"
 NIFTI = "**/sub-*_desc-*_bold.nii.gz"
@@ -57,10 +58,10 @@ def read(
 
     `atlas` selects one or several `_atlas-` entities. `atlas_image` (with `atlas_labels`, a table of index and name) extracts
     the series from NIfTI runs instead, or from dense CIFTI-2 series if it is a .dlabel.nii file; `confounds` is nilearn's
-    strategy for them. `only` lists entities that a file name must have ("task-rest run-01"). Of several sessions, the first
-    is read, or that which `session` names. Several runs are an error unless `join_runs` joins them, each z-scored per ROI.
-    `patient` and `control` are words of the label column, separated by commas; `subjects` are those to read (default: all). An
-    ROI that is NaN at every volume becomes flat.
+    strategy for them. `only` lists entities that a file name must have ("task-rest run-01"), or must not have ("run-"). Of
+    several sessions, the first is read, or that which `session` names. Several runs are an error unless `join_runs` joins
+    them, each z-scored per ROI. `patient` and `control` are words of the label column, separated by commas; `subjects` are
+    those to read (default: all). An ROI that is NaN at every volume becomes flat.
     """
     people = people_of(path, participants, site, patient, control, subjects)
     found = find_runs(path, atlas, atlas_image, atlas_labels, only, session, confounds, join_runs)
@@ -114,16 +115,13 @@ def find_runs(
     if atlas_image is None:
         if confounds is not None:
             raise InputError("option confounds is for runs that an atlas divides into ROIs; give it with --atlas-image.")
-        load = _load_series
+        load = _SeriesLoader(path).load
         groups = _series_files(path, atlas)
     else:
         extraction = _Extraction(Path(atlas_image), Path(atlas_labels) if atlas_labels else None, confounds, volumes)
         load = extraction.load
         groups = {_image_atlas(atlas, extraction.image): sorted(path.glob(DENSE if extraction.parcels else NIFTI))}
-    groups = {
-        name: [file for file in files if all(f"_{each}_" in f"_{file.name}" for each in only.split())]
-        for name, files in groups.items()
-    }
+    groups = {name: [file for file in files if runs.has(file, only)] for name, files in groups.items()}
     by_atlas = {name: runs.by_subject(files, path, session, join_runs, same) for name, files in groups.items()}
     note = runs.session_note(next(iter(groups.values())), session, join_runs)
     return runs.FolderRuns(by_atlas, load, join_runs, confounds, note, volumes)
@@ -133,7 +131,7 @@ def _image_atlas(atlas: Atlases, image: Path) -> str:
     names = requested(atlas, ())
     if len(names) > 1:
         raise InputError(f"{image} is one atlas; give one name with atlas (--atlas), not {len(names)}.")
-    return names[0] if names else image.name.split(".")[0]
+    return names[0] if names else bids_atlas.name_of(runs.entities(image)) or image.name.split(".")[0]
 
 
 def _series_files(path: Path, atlas: Atlases) -> dict[str, list[Path]]:
@@ -145,7 +143,7 @@ def _series_files(path: Path, atlas: Atlases) -> dict[str, list[Path]]:
     for file in (*sorted(path.glob(TABLES)), *sorted(path.glob(PARCELLATED))):
         names = runs.entities(file)
         in_table = file.suffix == ".tsv"
-        name = names.get("atlas") or names.get("seg") or ("" if in_table else UNNAMED)
+        name = bids_atlas.name_of(names) or ("" if in_table else UNNAMED)
         if name:  # other tables hold confounds
             scans = groups.setdefault(name, {}).setdefault(runs.scan_of(file), [])
             if in_table or not any(other.suffix == ".tsv" for other in scans):
@@ -163,14 +161,33 @@ def _series_files(path: Path, atlas: Atlases) -> dict[str, list[Path]]:
     return {name: [file for scan in groups[name].values() for file in scan] for name in chosen(path, atlas, groups)}
 
 
-def _load_series(file: Path) -> tuple[Rois, Series]:
-    if images.is_cifti(file):
-        rois, series = images.load_parcellated(file)
+class _SeriesLoader:
+    """Loads parcellated series; ROIs that are only numbers get the names that the folder's own table of the atlas has."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.names: dict[str, dict[str, str]] = {}  # by atlas
+
+    def load(self, file: Path) -> tuple[Rois, Series]:
+        """(time, roi) series of a table or a CIFTI-2 file."""
+        if images.is_cifti(file):
+            rois, series = images.load_parcellated(file)
+        else:
+            content = read_bytes(file, LARGEST)
+            codes = content[: content.find(b"\n")].split()  # whole numbers in the first line are no volume
+            header, series = parse_table(file, content, Said(header=all(map(bytes.isdigit, codes)) or None))
+            if header is None or len(header) != series.shape[1]:
+                raise InputError(f"{file}: the first line does not name the {series.shape[1]} ROI columns.")
+            rois = tuple(header)
+        if all(map(str.isdigit, rois)):
+            rois = bids_atlas.named(rois, self._known(bids_atlas.name_of(runs.entities(file))))
         return rois, _flatten_absent(series)
-    names, series = read_table(file)
-    if names is None or len(names) != series.shape[1]:
-        raise InputError(f"{file}: the first line does not name the {series.shape[1]} ROI columns.")
-    return tuple(names), _flatten_absent(series)
+
+    def _known(self, atlas: str) -> dict[str, str]:
+        if atlas not in self.names:
+            found = bids_atlas.tables(self.path, atlas) if atlas else []
+            self.names[atlas] = bids_atlas.names_by_index(found[0]) if found else {}
+        return self.names[atlas]
 
 
 def _flatten_absent(series: Series) -> Series:
@@ -250,6 +267,9 @@ def _regions(path: Path, labels: Path | None) -> tuple[Any, dict[int, str]]:
     except DAMAGED as error:
         raise InputError(f"{path} is not a readable image ({one_line(error)}).") from None
     present = sorted(int(value) for value in np.unique(data[np.isfinite(data)]) if value != 0)
+    beside = Path(f"{str(path).removesuffix('.gz').removesuffix('.nii')}.tsv")  # BIDS has the names there
+    if labels is None and path.name.endswith(("_dseg.nii", "_dseg.nii.gz")) and beside.is_file():
+        labels = beside
     if labels is None:
         return image, {index: str(index) for index in present}
     table = tables.read_text_table(labels)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from m2lgdg import scans
+from m2lgdg.data.atlases import bids_atlas
 from m2lgdg.data.readers import arrays, bids, folder, images, matrices, runs, tables
 from m2lgdg.data.readers.dataset_toml import Dataset, read_dataset
 from m2lgdg.data.readers.series import Atlases, chosen, requested
@@ -345,8 +346,8 @@ def _bids(wanted: Wanted, dataset: Dataset) -> Layout:
     groups: dict[str, dict[tuple[str | None, ...], list[Path]]] = {}
     for file in (*sorted(path.glob(RELMAT)), *sorted(path.glob(PCONN))):
         entities = runs.entities(file)
-        if all(f"_{word}_" in f"_{file.name}" for word in wanted.only.split()):
-            scan = groups.setdefault(entities.get("atlas") or entities.get("seg") or UNNAMED, {})
+        if runs.has(file, wanted.only):
+            scan = groups.setdefault(bids_atlas.name_of(entities) or UNNAMED, {})
             same = scan.setdefault(runs.scan_of(file), [])
             if file.suffix == ".tsv" or not any(other.suffix == ".tsv" for other in same):
                 same.append(file)

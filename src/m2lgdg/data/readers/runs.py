@@ -130,6 +130,12 @@ def entities(file: Path) -> dict[str, str]:
     return names if match is None else match.groupdict()
 
 
+def has(file: Path, only: str) -> bool:
+    """Whether a file name has all of some entities (`task-rest run-01`); `run-`, without a value, is a name without it."""
+    name = f"_{file.name}"
+    return all(f"_{one}" not in name if one.endswith("-") else f"_{one}_" in name for one in only.split())
+
+
 def scan_of(file: Path) -> tuple[str | None, ...]:
     """Subject and entities of the scan from which a series was extracted."""
     names = entities(file)
@@ -161,9 +167,10 @@ def by_subject(
         for file in runs[1:]:
             _need_same_kind(file, runs[0])
             if not join_runs:
+                whole = [one for one in runs if "run" not in entities(one)]  # XCP-D concatenates runs
+                example = "'run-' for the file without it" if 0 < len(whole) < len(runs) else "for example 'run-01'"
                 raise InputError(
-                    f"{file}: subject sub-{subject} has a second run, {runs[0].name}; select one with only, "
-                    f"for example 'run-01'{joining}."
+                    f"{file}: subject sub-{subject} has a second run, {runs[0].name}; select one with only, {example}{joining}."
                 )
     return chosen
 
@@ -230,7 +237,7 @@ def _need_same_kind(file: Path, other: Path) -> None:
     names = (set(first) | set(own)) - RUN_ENTITIES
     differing = sorted(name for name in names if first.get(name) != own.get(name))
     if differing:
-        example = f"{differing[0]}-{first.get(differing[0]) or own[differing[0]]}"
+        example = f"{differing[0]}-{first.get(differing[0], '')}"  # those without it, if the first has none
         raise InputError(
             f"{file}: subject sub-{own['sub']} has runs that differ in {', '.join(differing)} ({other.name}) and are not "
             f"joined; select those to join with only, for example '{example}'."

@@ -18,6 +18,7 @@ import pandas as pd
 from m2lgdg.cohort import Cohort, natural_key
 from m2lgdg.data.atlases.table_columns import renamed_as
 from m2lgdg.data.readers import tables
+from m2lgdg.data.readers.embeddings import read_archive, read_vectors
 from m2lgdg.data.readers.ids import matched_ids, plain_id
 from m2lgdg.data.readers.runs import entities
 from m2lgdg.findings import Finding, is_table_proxy
@@ -86,7 +87,8 @@ def read_table(path: str | Path, name: str = "") -> Structure:
     ----------
     path : str or Path
         A table of all subjects, the `*_morph.tsv` of one, or a folder: of FreeSurfer's subjects (`SUBJECT/stats/*.stats`), of
-        `*_morph.tsv` files, or of FreeSurfer's tables.
+        `*_morph.tsv` files, of FreeSurfer's tables, or of a vector of features for each subject (`SUBJECT.npy`). Features of
+        all subjects may also be a .npz file with the arrays `ids` and another of shape (subject, feature).
     name : str
         Of the table. In a folder it says which measure is read (thickness, area, volume or aseg), and in which atlas
         (thickness-a2009s, thickness-Glasser; by default Desikan-Killiany or the only one).
@@ -178,12 +180,17 @@ def _with_table(cohort: Cohort, name: str, read: Structure, where: str) -> Cohor
 
 
 def _file(path: Path, name: str) -> Structure:
+    if path.suffix == ".npz":
+        return _without_proxies(Structure(read_archive(path), "table"), path)
     return parse_table(path, read_bytes(path, tables.LARGEST_TABLE), name)
 
 
 def parse_table(path: Path, content: bytes, name: str, alone: str | None = None) -> Structure:
     """The table in the content of a file, as `read_table`; a single row without an id is of the subject `alone`, if given."""
-    read = _recognised(path, content, name, alone)
+    return _without_proxies(_recognised(path, content, name, alone), path)
+
+
+def _without_proxies(read: Structure, path: Path) -> Structure:
     for column in read.table.columns:
         if is_table_proxy(column):
             raise InputError(f"{path}: column {column} reveals the diagnosis; remove it from the table.")
@@ -304,6 +311,8 @@ def _measure(name: str) -> str:
 
 def _folder(path: Path, name: str) -> Structure:
     measure = _measure(name)
+    if vectors := sorted(path.glob("*.npy")):
+        return Structure(read_vectors(vectors), "table")
     if not measure:
         words = "thickness, area, volume or aseg (thickness-a2009s for the Destrieux atlas)"
         raise InputError(f"{path} is a folder, so the name of the table says what to read: {words}, not {name or 'empty'}.")
