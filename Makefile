@@ -5,7 +5,7 @@ PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 MORE := types or long or browser or kernels or fuzz or pages or onnx
 
-.PHONY: demo test test-more docs wheel wheel-check benchmark faults federated slurm fuzz clean
+.PHONY: demo test test-more docs models wheel wheel-check benchmark faults federated slurm fuzz clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -31,6 +31,10 @@ test-more: .venv/installed
 docs: .venv/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "Wrote build/site. To read and search it: $(PYTHON) -m http.server -d build/site"
+
+# The models that come with the package, from a cohort of ABIDE I; benchmarks/packaged_models.py says how to convert it.
+models: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/packaged_models.py $(or $(COHORT),$(error give the cohort: make models COHORT=abide.cohort))
 
 # The sdist and the wheel that an index takes: one wheel for every system, without a compiled file.
 wheel:

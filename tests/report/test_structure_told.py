@@ -138,8 +138,13 @@ def test_what_is_shared_has_no_row_of_a_table(study, cohort, tmp_path, figures_p
 
 
 def test_medians_of_a_shared_model_are_rounded_and_predictions_the_same(cohort, tmp_path):
-    fitted = make(DEFAULT).fit(cohort)
+    fitted = make(DEFAULT).fit(cohort, source_distribution=True)
     shared = shared_model(fitted)
+    ranges = [one.source_distribution_.tables["thickness"] for one in (fitted, shared)]
+    values = cohort.tables["thickness"].to_numpy(dtype=np.float32)
+    assert [bool((one.usual[:, None, None] == values).any()) for one in ranges] == [True, False]
+    for one, other in zip(*ranges, strict=True):
+        np.testing.assert_allclose(other, one, rtol=0.005)
     usual, rounded = (one.method.state_["table.thickness.usual"] for one in (fitted, shared))
     columns = cohort.tables["thickness"][fitted.facts_["tables"]["thickness"]["columns"]]
     assert (usual[:, None] == columns.to_numpy().T).any() and not (rounded[-1] == columns["eTIV"]).any()

@@ -320,7 +320,7 @@ def shared_model(fitted: Model) -> Model:
     else:
         stored = {name: member.facts_ for name, member in shared.members.items()}
         shared.facts_ = _shared_facts(fitted.facts_, filtered) | {"parts": stored}
-    shared.source_distributions = {name: _banded_ages(one) for name, one in fitted.source_distributions.items()}
+    shared.source_distributions = {name: _shared_ranges(one) for name, one in fitted.source_distributions.items()}
     return shared
 
 
@@ -348,8 +348,9 @@ def _shared_member(fitted: Method, filtered: Filter) -> Method:
 
 
 def _three_digits(values: Any) -> Any:
-    size = 10.0 ** (np.floor(np.log10(np.where(values > 0, values, 1.0))) - 2)
-    return np.round(values / size) * size
+    known = np.isfinite(values) & (values != 0)  # the spread of a constant column is infinite
+    size = 10.0 ** (np.floor(np.log10(np.where(known, np.abs(values), 1.0))) - 2)
+    return np.where(known, np.round(np.where(known, values, 0.0) / size) * size, values).astype(values.dtype)
 
 
 def _shared_facts(facts: Mapping[str, Any], filtered: Filter) -> dict[str, Any]:
@@ -364,11 +365,13 @@ def _shared_facts(facts: Mapping[str, Any], filtered: Filter) -> dict[str, Any]:
     return {**facts, **found}
 
 
-def _banded_ages(distribution: SourceDistribution) -> SourceDistribution:
+def _shared_ranges(distribution: SourceDistribution) -> SourceDistribution:
+    """Ages in bands, and medians of tables with three digits, since either may be the value of a subject."""
     ranges = distribution.ranges.copy()
     low, middle, high = ranges[MEASURES.index("age")]
     ranges[MEASURES.index("age")] = _floor(low), _floor(middle) + YEARS / 2, _floor(high) + YEARS
-    return replace(distribution, ranges=ranges)
+    tables = {name: type(one)(*map(_three_digits, one)) for name, one in distribution.tables.items()}
+    return replace(distribution, ranges=ranges, tables=tables)
 
 
 def _filtered_findings(about: Mapping[str, Any], filtered: Filter) -> dict[str, Any]:
