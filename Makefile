@@ -34,7 +34,7 @@ docs: .venv/installed
 
 # The models that come with the package, from a cohort of ABIDE I; benchmarks/packaged_models.py says how to convert it.
 models: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/packaged_models.py $(or $(COHORT),$(error give the cohort: make models COHORT=abide.cohort))
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/packaged_models.py $(COHORT)
 
 # The sdist and the wheel that an index takes: one wheel for every system, without a compiled file.
 wheel:

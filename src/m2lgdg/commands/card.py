@@ -17,20 +17,27 @@ def card(
     study: Annotated[
         Path | None, typer.Option(help="Study folder with the same method, for its performance at left-out sites.")
     ] = None,
-    to: Annotated[Path | None, typer.Option("--out", help="Folder to write to (default: the model folder).")] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder to write to (default: the model folder, of a packaged model NAME-card)."),
+    ] = None,
     plugin: options.Plugin = None,
 ) -> None:
     """Write the model card (card.md and card.html): intended use, training data, performance at left-out sites."""
     from rich.markup import escape
 
+    from m2lgdg.model.packaged import is_packaged, model_folder
     from m2lgdg.registry import load_methods
     from m2lgdg.report.card import card as card_sections
     from m2lgdg.report.card import write_sections
 
     load_methods(tuple(map(str, plugin or [])))
+    source = model_folder(model)
     with terminal.progress("writing the model card"):
-        sections = card_sections(model, study)
-    folder = write_sections(sections, to or model)
+        sections = card_sections(source, study)
+    if to is None:
+        to = suggestions.free(f"{model.name}-card") if is_packaged(source) else source
+    folder = write_sections(sections, to)
     terminal.out.print(f"Wrote {escape(str(folder / 'card.md'))} and card.html.", soft_wrap=True)
     for remark in (remark for section in sections for remark in section.remarks):
         terminal.out.print(f"Note: {escape(remark)}", soft_wrap=True)

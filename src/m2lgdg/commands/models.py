@@ -1,18 +1,72 @@
-"""What the commands about models share: reading a model and a cohort, writing a model, and what is said of both."""
+"""`m2lgdg models`: the models that come with the package; and what the commands about models share.
+
+Shared are reading a model and a cohort, writing a model, and what is said of both.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from m2lgdg.commands import options, terminal
+import typer
+
+from m2lgdg.commands import options, suggestions, terminal
 
 if TYPE_CHECKING:
     from m2lgdg.cohort import Cohort
     from m2lgdg.model.model import Model
+    from m2lgdg.model.packaged import Packaged
 
 RESEARCH = "Research use; not a diagnostic device."
+
+
+@terminal.command()
+def models(
+    context: typer.Context,
+    name: Annotated[str | None, typer.Argument(help="Show what this model is and where it comes from.")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """List the models that come with the package; their names work where a model folder does."""
+    from m2lgdg.fields import nearest
+    from m2lgdg.model.packaged import TRAINED, packaged
+    from m2lgdg.storage import InputError
+
+    known = packaged()
+    if name is not None and name not in known:
+        raise InputError(f"{name} is not a model of the package{nearest(name, known)}")
+    if as_json:
+        terminal.print_json([{"name": one} | known[one]._asdict() for one in ([name] if name else known)])
+        return
+    for one, about in known.items() if name is None else [(name, known[name])]:
+        terminal.say(f"{one}  {about.summary}")
+        terminal.say(f"    {about.subjects:,} subjects of {about.sites} sites; {_performance(about)}", style="dim")
+    if name is None:
+        terminal.say(f"All take scans as these: {', or '.join({about.data: None for about in known.values()})}.", RESEARCH)
+        suggestions.print_next(context, "models", next(iter(known)))
+        return
+    terminal.say(*(f"  {key}: {text}" for key, text in _origin(known[name]).items()))
+    terminal.say(f"  card: {TRAINED / name / 'card.md'}", RESEARCH)
+    tables = [word for table in known[name].tables for word in ("--table", f"{table}=STATS")]
+    scans = suggestions.Fill("SCANS")
+    suggestions.print_next(context, "predict", name, scans, *tables, "--out", suggestions.free("predictions.csv"))
+
+
+def _performance(about: Packaged) -> str:
+    rates = f"{100 * about.auc:.1f} % (lowest site {100 * about.auc_lowest:.0f}, highest {100 * about.auc_highest:.0f})"
+    return f"mean AUC over left-out sites {rates}"
+
+
+def _origin(about: Packaged) -> dict[str, str]:
+    return {
+        "scans": about.data,
+        "atlases": f"{' and '.join(about.atlases)}{'; a subject may lack one' * (len(about.atlases) > 1)}",
+        "phenotypes": f"{', '.join(about.phenotypes)}; missing ones are replaced and flagged",
+        **({"tables": f"{', '.join(about.tables)}; a subject without one is decided without it"} if about.tables else {}),
+        "licence": about.licence,
+        "commit": about.commit,
+        "SHA-256 of method.json": about.sha256,
+    }
 
 
 def load_plugins(plugin: Sequence[Path] | None) -> None:
@@ -111,9 +165,15 @@ def print_notes(fitted: Model, cohort: Cohort) -> None:
 
 
 def warn_of_other_code(fitted: Model) -> None:
-    """Say so if the code has changed since the model was fitted; folders of 0.1.0 do not name theirs."""
-    from m2lgdg.model.model import code_of_model
+    """Say so if the code has changed since the model was fitted; folders of 0.1.0 do not name theirs.
 
+    Not of a packaged model: each version is tested to give its stored predictions.
+    """
+    from m2lgdg.model.model import code_of_model
+    from m2lgdg.model.packaged import is_packaged
+
+    if is_packaged(fitted.method._folder):
+        return
     if fitted.code_ and fitted.code_ != code_of_model(fitted.name):
         terminal.say(
             "Note: the code of m2lgdg or of the plugin has changed since this model was fitted, so its predictions may have "

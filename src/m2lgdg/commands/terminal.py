@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 # In the order in which a user needs them, each in a module of its name.
 COMMANDS = (
     *("demo", "doctor", "fetch", "check", "convert", "methods", "run", "table", "report", "curve", "share"),
-    *("fit", "federate", "adapt", "predict", "calibrate", "explain", "card", "export", "serve", "audit"),
+    *("fit", "federate", "adapt", "predict", "calibrate", "explain", "card", "models", "export", "serve", "audit"),
 )
 _registered = typer.Typer()
 
