@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 @terminal.command()
 def explain(
     model: options.Model,
-    path: options.Cohort,
-    to: Annotated[Path, typer.Option("--out", help="Folder for the tables.", show_default=False)],
+    path: options.Scans,
+    to: Annotated[Path, typer.Option("--out", help="Folder for the tables and pictures.", show_default=False)],
     site: options.Site = None,
     kind: options.Kind = None,
     table: options.Table = None,
+    phenotype: options.Phenotype = None,
     of: Annotated[
         str,
         typer.Option(
@@ -35,19 +36,26 @@ def explain(
     """Score ROIs, edges, phenotypes and regions of tables by their importance for a model's decisions on a cohort."""
     from m2lgdg.data.atlases import read_centroids
     from m2lgdg.explain.attribution import explain as explain_model
+    from m2lgdg.explain.attribution import explain_subject
     from m2lgdg.explain.explanation import TITLES
+    from m2lgdg.method import is_network
+    from m2lgdg.report.brains import write_brains
     from m2lgdg.storage import InputError
 
     fitted = models.load_model(model, plugin)
     if to.exists() and not to.is_dir():
         raise InputError(f"{to} is not a folder; choose another --out.")
-    cohort = models.read_subjects(path, site, kind, table)
+    cohort = models.read_for(fitted, path, site, kind, table, phenotype)
     centroids = None if rois is None else read_centroids(rois, cohort.rois, cohort.atlas)
     how: dict[str, Any] = {"of": of, "steps": steps, "device": device}
     with terminal.progress(f"explaining {fitted.name}") as progress, fitted.method.checking_weights():
-        explanation = explain_model(fitted, cohort, progress=progress, **how)
+        if len(cohort) == 1 and not is_network(fitted):
+            explanation = explain_subject(fitted, cohort)
+        else:
+            explanation = explain_model(fitted, cohort, progress=progress, **how)
     explanation = explanation if centroids is None else explanation.with_centroids(centroids)
     explanation.save(to)
+    pictures = write_brains(fitted.name, explanation, to)
     terminal.say(f"{explanation.about['scores']}.", style="dim")
     _show_scores(explanation)
     if fitted.site_level is not None:
@@ -56,7 +64,7 @@ def explain(
     terminal.say(*explanation.about_lobes(), *explanation.lacking(), *explanation.about_rois())
     written = ", ".join(f"{name}.csv ({TITLES[name]})" for name in explanation.filled)
     terminal.say(
-        f"Wrote {to}: {written} and explanation.json.",
+        f"Wrote {to}: {written}{''.join(f', {one.name}' for one in pictures)} and explanation.json.",
         "To explain every fold of a study, set `explain = true` in its file; the report shows the mean.",
     )
 

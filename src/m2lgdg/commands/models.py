@@ -84,6 +84,44 @@ def load_model(model: Path, plugin: Sequence[Path] | None) -> Model:
     return load(model)
 
 
+def read_for(
+    fitted: Model,
+    path: Path,
+    site: Sequence[str] | None,
+    kind: str | None,
+    table: Sequence[str] | None,
+    phenotype: Sequence[str] | None,
+) -> Cohort:
+    """The cohort of a path, or the one subject whose scan a file holds, with the phenotypes of --phenotype."""
+    from m2lgdg.deploy.serve.upload import LARGEST, one_file
+    from m2lgdg.storage import InputError, read_bytes
+
+    if not is_one_scan(path, kind):
+        if phenotype:
+            raise InputError(f"--phenotype: {path} is not the file of one scan; give phenotypes in the table of the cohort.")
+        return read_subjects(path, site, kind, table)
+    if site:
+        raise InputError(f"--site: {path} is the file of one scan, which has no site.")
+    files = {name: [(one.name, _content(one)) for one in paths] for name, paths in options.table_files(table).items()}
+    return one_file(fitted, path.name, read_bytes(path, LARGEST), options.values_of(phenotype), files)
+
+
+def is_one_scan(path: Path, kind: str | None) -> bool:
+    """Whether a path is the file of one scan, and not a cohort."""
+    from m2lgdg.deploy.serve.upload import is_scan
+
+    return kind is None and path.is_file() and is_scan(path.name)
+
+
+def _content(path: Path) -> bytes:
+    from m2lgdg.deploy.serve.upload import LARGEST
+    from m2lgdg.storage import InputError, read_bytes
+
+    if path.is_dir():
+        raise InputError(f"--table: {path} is a folder; of one scan, give the files of its subject, such as stats/aseg.stats.")
+    return read_bytes(path, LARGEST)
+
+
 def read_subjects(
     path: Path, site: Sequence[str] | None = None, kind: str | None = None, table: Sequence[str] | None = None
 ) -> Cohort:

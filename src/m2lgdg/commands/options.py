@@ -24,6 +24,15 @@ StudyFile = Annotated[
 Cohort = Annotated[
     Path, typer.Argument(metavar="COHORT", help="Cohort file, or a folder that `m2lgdg check` can read.", show_default=False)
 ]
+Scans = Annotated[
+    Path,
+    typer.Argument(
+        metavar="COHORT",
+        help="Cohort file, a folder that `m2lgdg check` can read, or the file of one scan (.1D, .txt, .csv, .tsv, .npy, "
+        ".ptseries.nii).",
+        show_default=False,
+    ),
+]
 Model = Annotated[
     Path,
     typer.Argument(
@@ -80,6 +89,16 @@ Table = Annotated[
         show_default=False,
     ),
 ]
+Phenotype = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--phenotype",
+        metavar="NAME=VALUE",
+        help="Phenotype of the subject if COHORT is the file of one scan, such as age=14.5 or sex=1 (male; 2 female). May be "
+        "repeated.",
+        show_default=False,
+    ),
+]
 Without = Annotated[
     list[str] | None,
     typer.Option("--without", help="Site to leave out, of source and of targets; may be repeated.", show_default=False),
@@ -95,6 +114,20 @@ def refuse_existing(to: Path, overwrite: bool) -> None:
 
     if to.is_file() and not overwrite:
         raise InputError(f"{to} already exists; add --overwrite to replace it, or choose another name.")
+
+
+def values_of(given: Sequence[str] | None) -> dict[str, str]:
+    """Values of --phenotype, by name."""
+    from m2lgdg.storage import InputError
+
+    values: dict[str, str] = {}
+    for one in given or ():
+        name, equals, value = (part.strip() for part in one.partition("="))
+        if not equals or not name or not value or name in values:
+            fault = "is given twice" if name in values else "give it as NAME=VALUE, such as age=14.5"
+            raise InputError(f"--phenotype {one}: {fault}.")
+        values[name] = value
+    return values
 
 
 def table_files(given: Sequence[str] | None) -> dict[str, list[Path]]:

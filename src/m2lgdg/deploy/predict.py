@@ -59,7 +59,8 @@ def predict(fitted: Model, cohort: Cohort, coverage: float | None = None, *, abs
         table[f"{kind}_ood"] = score.round(3)
     table["flags"] = ["; ".join(raised) for raised in flags]
     flagged = Counter(flag.split(":")[0] for raised in flags for flag in raised)
-    explainable = is_network(fitted) or (isinstance(fitted.method, Linear) and len(cohort) >= 3 and np.ptp(proba) > 0)
+    several = len(cohort) >= 3 and np.ptp(proba) > 0
+    explainable = is_network(fitted) or (isinstance(fitted.method, Linear) and (len(cohort) == 1 or several))
     return Predictions(table, [*lines, *_compared(fitted, cohort)], flagged, bool(explainable))
 
 

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from functools import cache, partial
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from m2lgdg.explain.regions import SAME, by_table, labels, pointing
 from m2lgdg.report.contents import Cells, Contents
 from m2lgdg.report.drawing import FAINT, INK, WIDTH, Figure, Sheet, colour, draw, mark, short
 from m2lgdg.report.tables import NAN, Column, Table, Value, columns, plain
+from m2lgdg.storage import write_bytes
 from m2lgdg.study.description import read_connectomes
 
 TOP, HALF = 20, 10
@@ -72,6 +74,18 @@ def glass_brain(method: str, rois: pd.DataFrame, *, columns: int = 2, ranks: boo
     caption = f"{method}: MNI centroids of the top ROIs, size by score, colours as above. Numbers are ranks 1 to {HALF}."
     alt = f"Glass brain with the top ROIs of {method}; the table has the coordinates"
     return draw(f"brain-{method}", caption, alt, BRAIN_SIZES[columns], paint, raster=True, layout=False, dpi=110)
+
+
+def write_brains(method: str, explanation: Explanation, folder: Path) -> list[Path]:
+    """Write the top ROIs on a glass brain as a picture for each atlas with centroids."""
+    written, each = [], explanation.by_atlas()
+    for atlas, one in each.items():
+        path, brain = folder / (f"brain-{plain(atlas)}.png" if len(each) > 1 else "brain.png"), glass_brain(method, one.rois)
+        if brain is None:
+            path.unlink(missing_ok=True)  # of an earlier explanation
+        else:
+            written.append(write_bytes(path, brain.png))
+    return written
 
 
 def _marks_on_brain(top: pd.DataFrame, colours: npt.NDArray[Any], ranks: npt.NDArray[Any], columns: int, sheet: Sheet) -> None:

@@ -22,6 +22,7 @@ from m2lgdg.data.readers.images import CONNECTOME, PARCELLATED, load_parcellated
 from m2lgdg.data.readers.matrices import parse_matrix
 from m2lgdg.data.readers.tables import FEMALE, MALE
 from m2lgdg.deploy.serve.structure import Files, expected_tables, rows_of
+from m2lgdg.fields import nearest
 from m2lgdg.method import Method
 from m2lgdg.model.model import Model
 from m2lgdg.storage import InputError
@@ -34,6 +35,10 @@ REFUSED = {  # with the name of what a model takes
     ".mat": "damaged MATLAB files can crash their reader; save the {what} as .npy or .csv",
     ".npz": "archives are not supported; save the array as .npy",
 }
+
+
+class OtherRois(InputError):
+    """A file has another number of ROIs than the model."""
 
 
 class Field(NamedTuple):
@@ -121,6 +126,29 @@ def one_subject(
     )
 
 
+def is_scan(name: str) -> bool:
+    """Whether a file of this name can hold one scan."""
+    return any(name.lower().endswith(suffix.lower()) for suffixes in SUFFIXES.values() for suffix in suffixes)
+
+
+def one_file(fitted: Model, name: str, content: bytes, phenotypes: Mapping[str, str], tables: Files | None = None) -> Cohort:
+    """As `one_subject` for one file, in the atlas of the model that has as many ROIs as it has columns, or the first."""
+    for key in phenotypes:
+        if key not in fitted.facts_["inputs"]:
+            raise InputError(f"{key} is not a phenotype of the model{nearest(key, fitted.facts_['inputs'])}")
+    expected = [one.name for one in expected_tables(fitted)]
+    for key in tables or ():
+        if key not in expected:
+            raise InputError(f"{key} is not a table of the model{nearest(key, expected)}")
+    atlases, refusals = list(fitted.members), []
+    for atlas in atlases:
+        try:
+            return one_subject(fitted, {atlas: (name, content)}, phenotypes, "", tables)
+        except OtherRois as error:
+            refusals.append(error)
+    raise refusals[0]
+
+
 def taken(fitted: Method) -> str:
     """What a model of one atlas takes: a series, or a connectome."""
     return "series" if fitted.trained_on == scans.SERIES else "connectome"
@@ -143,7 +171,7 @@ def _connectome(fitted: Method, path: Path, content: bytes) -> tuple[tuple[str, 
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise InputError(f"{name} has shape {matrix.shape}, and {trained}; give the matrix of the subject, not a series.")
     if len(matrix) != count:
-        raise InputError(f"{name} has {len(matrix)} ROIs, and {trained}.")
+        raise OtherRois(f"{name} has {len(matrix)} ROIs, and {trained}.")
     rois = _named(fitted, header, count)
     try:
         return rois, scans.Connectomes.of([scans.in_kind(matrix, rois, fitted.trained_on)], fitted.trained_on, count)
@@ -173,7 +201,7 @@ def _series(fitted: Method, path: Path, content: bytes) -> tuple[tuple[str, ...]
     if columns != len(wanted):
         turned = "; it seems to have one row per ROI, so transpose it" if len(series) == len(wanted) else ""
         trained = f"the model was trained on {len(wanted)} ROIs ({fitted.facts_['atlas'] or 'atlas not named'})"
-        raise InputError(f"{name} has {columns} columns, {trained}{turned}.")
+        raise OtherRois(f"{name} has {columns} columns, {trained}{turned}.")
     rois = _named(fitted, header, columns)
     if scans.is_connectome(series):
         raise InputError(f"{name} is a connectome, and the model was trained on time series; give the series of the ROIs.")
