@@ -30,12 +30,14 @@ COHORTS = {
     **{f"abide-structure{part}": "abide-structure" for part in ("", "-ablation", "-atlases", "-connectome", "-plus")},
     **{name: name for name in ("abide-structure-head", "abide-structure-matched", "abide-structure-paper")},
     **{name: name for name in ("rest-meta-mdd-connectomes", "abide-ii")},
+    **{f"abide-all-{part}": f"abide-{part}" for part in ("motion", "unique", "iq", "noglobal")},
     "abide-default": "abide-structure",
     "abide-default-paper": "abide-structure-paper",
 }
 AT_20_SITES = (
     *("abide-adapted", "abide-connectome", "abide-connectome-atlases", "abide-connectome-quick", "abide-linear"),
-    *("abide-networks", "abide-all", "abide-all-seeds", "abide-all-viq", "abide-all-sex-age"),
+    *("abide-networks", "abide-all", "abide-all-seeds", "abide-all-viq", "abide-all-sex-age", "abide-all-motion"),
+    *("abide-all-unique", "abide-all-noglobal"),
 )
 TARGETS = {"abide": ["NYU", "USM"], "rest-meta-mdd": ["S9", "S15", "S20", "S21"]}
 
@@ -63,7 +65,7 @@ def cells_of(path, cohorts):
     cohort = COHORTS.get(path.stem) or next(name for name in FAMILIES if path.stem.startswith(name))
     assert Path(study.cohort).name == f"{cohort}.cohort"
     everywhere = path.stem in AT_20_SITES or "structure" in cohort
-    sites = "abide-atlases" if everywhere else "abide" if cohort == "abide-paper" else cohort
+    sites = "abide-atlases" if everywhere else "abide" if cohort in ("abide-paper", "abide-iq") else cohort
     return make_cells(study, cohorts[sites])
 
 
