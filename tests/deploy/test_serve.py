@@ -24,6 +24,7 @@ from m2lgdg.explain.attribution import explain_subject
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("starlette")
 from m2lgdg.deploy.serve import app as web  # noqa: E402
+from m2lgdg.deploy.serve import intake  # noqa: E402
 from m2lgdg.deploy.serve.result import result_of  # noqa: E402
 from m2lgdg.deploy.serve.upload import LARGEST, one_subject  # noqa: E402
 
@@ -355,17 +356,17 @@ def test_one_is_computed_at_a_time_and_few_may_wait(fitted, monkeypatch):
                 hold.set()  # the first that is answered was refused: only then may the others go on
 
             async with anyio.create_task_group() as group:
-                for _ in range(web.AT_ONCE + 1):
+                for _ in range(intake.AT_ONCE + 1):
                     group.start_soon(one)
 
     anyio.run(all_of_them)
     assert statuses[0] == (503, "The server is busy with other uploads; try again in 10 seconds.")
-    assert [status for status, _ in statuses[1:]] == [200] * web.AT_ONCE
+    assert [status for status, _ in statuses[1:]] == [200] * intake.AT_ONCE
     assert max(most) == 1
 
 
 def test_a_form_that_is_idle_gives_way_if_memory_is_short_and_an_honest_one_is_told(fitted, monkeypatch):
-    monkeypatch.setattr(web, "MOST_BYTES", 2 * len(npy(good())))
+    monkeypatch.setattr(intake, "MOST_BYTES", 2 * len(npy(good())))
     ended = {}
 
     async def all_of_them():
@@ -386,7 +387,7 @@ def test_a_form_that_is_idle_gives_way_if_memory_is_short_and_an_honest_one_is_t
                 await anyio.sleep(0.1)
                 answer = await client.post("/", files={"series": ("a.npy", npy(good()))}, timeout=None)
                 assert (answer.status_code, answer.headers["retry-after"]) == (503, "10")
-            monkeypatch.setattr(web, "IDLE", 0.05)
+            monkeypatch.setattr(intake, "IDLE", 0.05)
             async with anyio.create_task_group() as group:
                 group.start_soon(half, "idle")
                 await anyio.sleep(0.2)
@@ -452,9 +453,19 @@ def test_other_hosts_and_a_missing_extra_are_one_sentence(folder, monkeypatch, t
         code, _, err = typed("serve", *arguments)
         return code, err.strip()
 
-    only = "the page is for this machine only; use 127.0.0.1, localhost or ::1."
+    needs = "can be reached from other machines and needs a token of 16 letters or more: set M2LGDG_TOKEN, or give --token;"
+    monkeypatch.delenv("M2LGDG_TOKEN", raising=False)
     for host in ("0.0.0.0", "192.168.0.7", "::", "example.org"):
-        assert run(folder, "--host", host) == (2, f"m2lgdg: --host {host} is refused: {only}")
+        code, said = run(folder, "--host", host)
+        assert code == 2 and said.startswith(f"m2lgdg: --host {host} {needs}")
+    for token in ("short", "with a space in it", "tökentökentökentöken"):
+        code, said = run(folder, "--host", "0.0.0.0", "--token", token)
+        assert code == 2 and said.startswith("m2lgdg: --token needs 16 letters or more") and token not in said
+    monkeypatch.setenv("M2LGDG_TOKEN", "x" * 15)
+    assert run(folder)[1].startswith("m2lgdg: --token needs 16 letters or more")
+    monkeypatch.delenv("M2LGDG_TOKEN")
+    code, said = run(folder, "--host", "nowhere.invalid", "--token", "x" * 16)
+    assert (code, said.partition(" is not an")[0]) == (2, "m2lgdg: --host nowhere.invalid")
     port = "--port 70000 on 127.0.0.1 cannot be used (a port is 0 to 65535); choose another."
     assert run(folder, "--port", 70000) == (2, f"m2lgdg: {port}")
     assert run(folder / "none", "--port", 0)[1].endswith("is not a model folder (no method.json).")

@@ -5,7 +5,6 @@ Computed from the upload and rendered by the page; the values are those of `m2lg
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -59,9 +58,9 @@ class NewSiteInterval:
 class Explained:
     """Top ROIs of one subject, a brain with their positions if these are known, and notes on how they were computed."""
 
-    rois: list[tuple[int, str, str]] = field(default_factory=list)  # rank, name, score
-    phenotypes: list[tuple[str, str, str]] = field(default_factory=list)  # name, score, towards which class
-    regions: list[tuple[str, str, str, str, str]] = field(default_factory=list)  # name, value, score, towards, table
+    rois: list[tuple[int, str, float]] = field(default_factory=list)  # rank, name, score
+    phenotypes: list[tuple[str, float, str]] = field(default_factory=list)  # name, score, towards which class
+    regions: list[tuple[str, float, float, str, str]] = field(default_factory=list)  # name, value, score, towards, table
     brain: str = ""  # an <img> without any text of the user
     sentences: list[str] = field(default_factory=list)
 
@@ -76,7 +75,7 @@ class Result:
     threshold: float
     new_site: NewSiteInterval | None
     flags: list[tuple[str, str]]  # as in `m2lgdg predict`, and its meaning
-    ood_scores: list[tuple[str, str, bool]]  # name, score, whether outside
+    ood_scores: dict[str, float]  # by name; NaN where it is not known
     compared: list[str]
     explained: Explained
     level: str = ""  # sentence on the site that the model was adapted to
@@ -107,7 +106,7 @@ def result_of(
             (flag, NO_TABLE if WITHOUT in flag else MEANINGS.get(flag.split(":")[0], "")) for flag in fitted.flags(cohort)[0]
         ],
         tables=_tables(fitted, cohort, files or {}),
-        ood_scores=[(name, "not known" if math.isnan(one) else f"{one:.2f}", one > 1) for name, one in scores.items()],
+        ood_scores=scores,
         compared=fitted.compare(cohort),
         level="" if fitted.site_level is None else fitted.site_level.sentence(),
         explained=_explained(fitted, cohort) if explained else Explained(sentences=["Not requested."]),
@@ -165,14 +164,14 @@ def _explained(fitted: Model, cohort: Cohort) -> Explained:
     absent = missing_phenotypes(cohort, fitted.facts_["inputs"])[0]
     return Explained(
         rois=[
-            (int(row["rank"]), f"{row['roi']} ({atlas})" if len(top) > 1 else str(row["roi"]), f"{row['score']:.3g}")
+            (int(row["rank"]), f"{row['roi']} ({atlas})" if len(top) > 1 else str(row["roi"]), float(row["score"]))
             for atlas, table in top.items()
             for row in table.head(HALF).to_dict("records")
         ],
         phenotypes=[
             (
                 f"{row['phenotype']} (not given)" if row["phenotype"] in absent else str(row["phenotype"]),
-                f"{row['score']:.3g}",
+                float(row["score"]),
                 "patient" if row["direction"] > 0 else "control",
             )
             for row in explanation.phenotypes.to_dict("records")
@@ -181,8 +180,8 @@ def _explained(fitted: Model, cohort: Cohort) -> Explained:
         regions=[
             (
                 str(row["region"]),
-                f"{row['value']:+.1f} sd",
-                f"{row['score']:.3g}",
+                float(row["value"]),
+                float(row["score"]),
                 "patient" if row["contribution"] > 0 else "control",
                 str(row["table"]),
             )

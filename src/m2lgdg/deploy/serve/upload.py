@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from m2lgdg import scans
@@ -96,8 +97,22 @@ def plain_name(given: str) -> str:
     return shown if len(shown) <= 60 else f"{shown[:40]}…{shown[-18:]}"
 
 
+class Numbers(NamedTuple):
+    """A scan that was sent as numbers, in place of the content of a file: (row, column), and the ROIs if they are named."""
+
+    values: npt.NDArray[np.float64]
+    rois: tuple[str, ...] | None = None
+
+
+Content = bytes | Numbers
+
+
 def one_subject(
-    fitted: Model, files: Mapping[str, tuple[str, bytes]], phenotypes: Mapping[str, str], tr: str, tables: Files | None = None
+    fitted: Model,
+    files: Mapping[str, tuple[str, Content]],
+    phenotypes: Mapping[str, str],
+    tr: str,
+    tables: Files | None = None,
 ) -> Cohort:
     """Cohort of one subject from the name and content of one file for each atlas, and of those of each table.
 
@@ -154,8 +169,10 @@ def taken(fitted: Method) -> str:
     return "series" if fitted.trained_on == scans.SERIES else "connectome"
 
 
-def _scan(fitted: Method, name: str, content: bytes) -> tuple[tuple[str, ...], scans.Scans]:
+def _scan(fitted: Method, name: str, content: Content) -> tuple[tuple[str, ...], scans.Scans]:
     """ROIs of a file, and its series or connectome."""
+    if isinstance(content, Numbers):
+        return (_series if taken(fitted) == "series" else _connectome)(fitted, Path(name), content)
     path = _known_kind(fitted, name)
     if not content:
         raise InputError(f"{name} is empty.")
@@ -164,10 +181,10 @@ def _scan(fitted: Method, name: str, content: bytes) -> tuple[tuple[str, ...], s
     return (_series if taken(fitted) == "series" else _connectome)(fitted, path, content)
 
 
-def _connectome(fitted: Method, path: Path, content: bytes) -> tuple[tuple[str, ...], scans.Scans]:
+def _connectome(fitted: Method, path: Path, content: Content) -> tuple[tuple[str, ...], scans.Scans]:
     name, count = path.name, len(fitted.facts_["rois"])
     trained = f"the model was trained on connectomes ({fitted.trained_on}) of {count} ROIs"
-    header, matrix = parse_matrix(path, content)
+    header, matrix = (content.rois, content.values) if isinstance(content, Numbers) else parse_matrix(path, content)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise InputError(f"{name} has shape {matrix.shape}, and {trained}; give the matrix of the subject, not a series.")
     if len(matrix) != count:
@@ -185,10 +202,12 @@ def _named(fitted: Method, header: Sequence[str] | None, count: int) -> tuple[st
     return wanted if header is None or wanted == numbered_rois(count) else roi_names(tuple(header), fitted.facts_["atlas"])
 
 
-def _series(fitted: Method, path: Path, content: bytes) -> tuple[tuple[str, ...], scans.Scans]:
+def _series(fitted: Method, path: Path, content: Content) -> tuple[tuple[str, ...], scans.Scans]:
     name = path.name
     header: Sequence[str] | None
-    if path.name.endswith(PARCELLATED):
+    if isinstance(content, Numbers):
+        header, series = content.rois, scans.as_float32(content.values)
+    elif path.name.endswith(PARCELLATED):
         header, series = load_parcellated(path, content)
         series = np.where(np.isnan(series).all(axis=0), np.float32(0), series)  # parcels without coverage
     else:
