@@ -8,7 +8,6 @@ results is reported.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import textwrap
 from pathlib import Path
@@ -16,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from page_tables.atlases import UNSEEN
-from page_tables.committed import ALL_SITES, TARGETS, Model, as_in_paper, by_seed, by_site, predictions
+from page_tables.committed import TARGETS, TWENTY, Model, as_in_paper, by_seed, by_site, predictions
+from page_tables.three_sets import DEFAULT, DEPRESSION, FIVE, FOUR, NETWORK, PEER, chosen
 from scipy.stats import t as student
 
 from m2lgdg.metrics import delong_interval, delong_test
@@ -28,7 +27,14 @@ ROOT = Path(__file__).resolve().parents[1]
 README, FIGURE = ROOT / "README.md", ROOT / "docs" / "images" / "forest.png"
 BLOCK = re.compile(r"(<!-- results -->\n).*?(<!-- end of results -->)", re.S)
 SHADES = {"light": ("#1f2328", "white", "#5b6570"), "dark": ("#e6edf3", "none", "#9aa4af")}  # text, page, grey
-LINEAR, NETWORK = "#2f81c7", "#d9822b"  # readable on both
+SETS = {  # studies, and the sites on which nothing was chosen
+    "ABIDE I": ((TWENTY, "abide-default/network"), FOUR),
+    "ABIDE II": (("abide-ii/linear", "abide-ii/peers", "abide-ii/network"), FIVE),
+    "depression": ((f"{DEPRESSION}/linear", f"{DEPRESSION}/present"), []),
+}
+WITHOUT_BRAIN = tuple((study, "phenotype-logistic", "") for study in (TWENTY, "abide-ii/linear", f"{DEPRESSION}/linear"))
+ALWAYS = ("m2lgdg", "m2lgdg-connectome", "mm-gtunets")  # networks that take phenotypes by default
+BLUE, ORANGE = "#2f81c7", "#d9822b"  # readable on both
 
 
 # The table
@@ -38,12 +44,6 @@ def at_target(target: str, *models: Model) -> str:
     """Mean AUC over seeds at a site, with its sd if there are several seeds."""
     values = by_seed(*models)[target]
     return f"{values.mean():.1f}" + (f" ± {values.std(ddof=1):.1f}" if len(values) > 1 else "")
-
-
-def over_sites(*models: Model) -> str:
-    """Mean AUC over all sites of a study, with their number."""
-    values = by_site(*models)
-    return f"{values.mean():.1f} ({len(values)})"
 
 
 def published(target: str) -> str:
@@ -83,86 +83,77 @@ def two_sites() -> tuple[list[str], str]:
 
 
 def table() -> str:
-    """The results that matter, and a sentence on what two sites can decide."""
-    network = [(study, "m2lgdg-connectome", "") for study in ("paper/connectome", "all-sites/connectome")]
-    newest = [f"abide-structure/{study}" for study in ("paper", "linear")]
-    default = [(f"abide-default/{study}", "connectome-adaptive", "phenotypes") for study in ("paper", "linear")]
-    former = [(study, "connectome-adaptive", "scan-phenotypes") for study in newest]
-    structure = [(study, "connectome-adaptive", "phenotypes") for study in newest]
-    logistic = [(study, "fc-logistic", "phenotypes") for study in ("paper/linear", "all-sites/linear")]
-    without_brain = [(study, "phenotype-logistic", "") for study in newest]
-
-    def row(title: str, *models: list[Model]) -> list[str]:
-        """Values of a model at the paper's sites and at all, each from its study; of several models, of their mean logit."""
-        two, every = zip(*models, strict=True)
-        return [title, *(at_target(target, *two) for target in TARGETS), over_sites(*every)]
-
-    paper = row("[`m2lgdg`](docs/results.md), the paper's", [("paper/networks", "m2lgdg", ""), (ALL_SITES, "m2lgdg", "")])
-    intervals, sentence = two_sites()
-    rows = [
-        [paper[0], *(f"{paper[i]} [{published(target)}]" for i, target in enumerate(TARGETS, start=1)), paper[3]],
-        ["... 95 % interval of its five trainings, averaged", *intervals, ""],
-        row("[`m2lgdg-connectome`](docs/choosing.md), on connectomes", network),
-        row("[`connectome-adaptive`](docs/connectome-adaptive.md), the default", default),
-        row("... with [brain structure](docs/structure.md)", structure),
-        row("[both](docs/choosing.md#at-20-sites), variant `plus`", network, former),
-        [
-            "... with [brain structure, in two atlases](docs/structure.md#in-the-network)",
-            *("", ""),
-            over_sites(("abide-structure/plus", "m2lgdg-connectome", "")),
-        ],
-        row("[`fc-logistic`](docs/methods.md), a linear peer", logistic),
-        row("[phenotypes alone](docs/trust.md#baselines-without-imaging)", without_brain),
-        [
-            "[depression](docs/rest-meta-mdd.md) (REST-meta-MDD, connectomes): the default",
-            *("", ""),
-            over_sites(("rest-meta-mdd-connectomes/linear", "connectome-adaptive", "phenotypes")),
-        ],
-        [
-            "[ABIDE II](docs/choosing.md#three-data-sets) (352 ROIs): the default",
-            *("", ""),
-            over_sites(("abide-ii/linear", "connectome-adaptive", "phenotypes")),
-        ],
-    ]
-    lines = [["AUC in percent", *TARGETS, "all sites"], ["---"] * 4, *rows]
+    """Mean AUC of models on three data sets, then what the paper's method is at its two sites."""
+    rows = {
+        "[`connectome-adaptive`](docs/connectome-adaptive.md), the default": [chosen(DEFAULT)],
+        "[`m2lgdg-connectome`](docs/choosing.md), a network": [chosen(NETWORK)],
+        "both averaged (`plus`)": [chosen(NETWORK), chosen(DEFAULT)],
+        "[`tangent-pearson-ridge`](docs/methods.md), linear": [chosen(PEER)],
+        "[`fc-logistic`](docs/methods.md), linear": [chosen("fc-logistic")],
+        "[phenotypes alone](docs/trust.md#baselines-without-imaging)": [WITHOUT_BRAIN],
+    }
+    lines = [["mean AUC in percent", "ABIDE I (20)", "its four", "ABIDE II (14)", "its five", "depression (12)"], ["---"] * 6]
+    for title, models in rows.items():
+        first, second, third = (by_site(*one) for one in zip(*models, strict=True))
+        values = (first, first[FOUR], second, second[FIVE], third)
+        lines.append([title, *(f"{part.mean():.1f}" for part in values)])
     grid = "".join(re.sub(r" +", " ", f"| {' | '.join(line)} |\n") for line in lines)
-    four = [f"{by_site(models[1])[list(UNSEEN)].mean():.1f}" for models in (network, default)]
-    sentence += " At the four sites of 20 on which nothing was chosen, "
-    sentence += "`m2lgdg-connectome` has {}, the default {}.".format(*four)
-    return grid + "\n" + textwrap.fill(sentence, 100, break_on_hyphens=False) + "\n"
+    return grid + "\n" + textwrap.fill(" ".join([paper_sentence(), structure_sentence()]), 100, break_on_hyphens=False) + "\n"
+
+
+def paper_sentence() -> str:
+    """M²LG-DG, and phenotypes alone, at the paper's sites; how many of its rivals differ from it."""
+    intervals, tests = two_sites()
+    own, alone = ("paper/networks", "m2lgdg", ""), ("paper/linear", "phenotype-logistic", "")
+    places = [
+        f"{at_target(target, own)} at {target} (95 % interval {interval}; the paper has {published(target)}, phenotypes alone "
+        f"{at_target(target, alone)})"
+        for target, interval in zip(TARGETS, intervals, strict=True)
+    ]
+    return f"On the paper's 884 subjects, five trainings of [`m2lgdg`](docs/results.md) have {' and '.join(places)}. {tests}"
+
+
+def structure_sentence() -> str:
+    """What brain structure adds at the 20 sites of ABIDE I."""
+    linear, network = ("abide-structure/linear", "connectome-adaptive"), ("abide-structure/plus", "m2lgdg-connectome", "")
+    without, whole = by_site((*linear, "scan-phenotypes")).mean(), by_site((*linear, "phenotypes")).mean()
+    return (
+        f"With [brain structure](docs/structure.md), a former version of the default rose from {without:.1f} to {whole:.1f} "
+        f"at the 20 sites, and `plus` in two atlases had {by_site(network).mean():.1f}."
+    )
 
 
 # The figure
 
 
-def forest_rows(study: str = ALL_SITES) -> pd.DataFrame:
-    """Mean AUC over sites and half its 95 % interval for each method and variant of a study, the best method first."""
-    config = json.loads((ROOT / "results" / study / "study.json").read_text(encoding="utf-8"))
+def forest_rows() -> pd.DataFrame:
+    """Mean AUC over sites, half its 95 % interval and the mean at untouched sites for each method with phenotypes, by set."""
     rows = []
-    for method, variant in predictions(study)[["method", "variant"]].drop_duplicates().itertuples(index=False):
-        if method == "prior" or variant not in ("", "phenotypes"):
-            continue
-        sites = by_site((study, method, variant))
-        half = student.ppf(0.975, len(sites) - 1) * sites.std(ddof=1) / np.sqrt(len(sites))
-        alone = method in load_methods().with_role("phenotypes")
-        sees = alone or variant == "phenotypes" or config["method"].get(method, {}).get("phenotypes") is not False
-        rows.append([method, sees, sites.mean(), half, len(sites)])
-    frame = pd.DataFrame(rows, columns=["method", "phenotypes", "mean", "half", "sites"])
-    return frame.assign(best=frame.groupby("method")["mean"].transform("max")).sort_values(
-        ["best", "phenotypes"], ascending=False
-    )
+    for place, (studies, apart) in SETS.items():
+        for study in studies:
+            for method, variant in predictions(study)[["method", "variant"]].drop_duplicates().itertuples(index=False):
+                always = method in ALWAYS or method in load_methods().with_role("phenotypes")
+                if method == "prior" or variant != ("" if always else "phenotypes"):
+                    continue
+                sites = by_site((study, method, variant))
+                half = student.ppf(0.975, len(sites) - 1) * sites.std(ddof=1) / np.sqrt(len(sites))
+                rows.append([place, method, sites.mean(), half, sites[apart].mean() if apart else np.nan, len(sites)])
+    frame = pd.DataFrame(rows, columns=["set", "method", "mean", "half", "untouched", "sites"])
+    first = frame[frame["set"] == next(iter(SETS))].set_index("method")["mean"]
+    return frame.assign(order=frame["method"].map(first)).sort_values("order", ascending=False).dropna(subset=["order"])
 
 
 def kind(method: str) -> str:
     """Kind of a method, as the legend names it."""
     known = load_methods()
     if method in known.with_role("phenotypes"):
-        return "no brain"
-    return "linear on connectivity" if method in known.with_role(*SIMPLE) else "network"
+        return "phenotypes alone"
+    simple = (*known.with_role(*SIMPLE), "combat-logistic")
+    return "linear on connectivity" if method in simple else "network"
 
 
 def figure(path: Path = FIGURE) -> None:
-    """Forest plot of all methods, for light pages and, as NAME-dark.png, for dark ones."""
+    """Forest plot of all methods on three sets, for light pages and, as NAME-dark.png, for dark ones."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -170,9 +161,15 @@ def figure(path: Path = FIGURE) -> None:
 
     frame = forest_rows()
     for shade, (text, page, grey) in SHADES.items():
-        colours = {"text.color": text, "axes.labelcolor": text, "xtick.color": text, "ytick.color": text}
+        colours = {
+            "text.color": text,
+            "axes.labelcolor": text,
+            "axes.titlecolor": text,
+            "xtick.color": text,
+            "ytick.color": text,
+        }
         with plt.rc_context({"font.size": 12, **colours}):
-            drawn = _forest(frame, {"linear on connectivity": LINEAR, "network": NETWORK, "no brain": grey})
+            drawn = _forest(frame, {"linear on connectivity": BLUE, "network": ORANGE, "phenotypes alone": grey})
             target = path if shade == "light" else path.with_stem(f"{path.stem}-dark")
             drawn.savefig(target, dpi=160, facecolor=page, metadata={"Software": None})
             plt.close(drawn)
@@ -182,26 +179,26 @@ def _forest(frame: pd.DataFrame, colours: dict[str, str]) -> Any:
     import matplotlib.pyplot as plt
     from matplotlib.lines import Line2D
 
-    names, grey = list(dict.fromkeys(frame["method"])), colours["no brain"]
-    drawn, axes = plt.subplots(figsize=(7.6, 0.3 * len(names) + 1.6), layout="constrained", facecolor="none")
-    for row in frame.itertuples():
-        pair = (frame["method"] == row.method).sum() > 1
-        y = names.index(row.method) + (0 if not pair else -0.17 if row.phenotypes else 0.17)
-        own = colours[kind(row.method)]
-        style = {"color": own, "markerfacecolor": own if row.phenotypes else "none", "markeredgewidth": 1.5, "elinewidth": 1.8}
-        axes.errorbar(row.mean, y, xerr=row.half, fmt="o", markersize=5.5, **style)
-    axes.axvline(50, color=grey, linewidth=1, linestyle=":")
-    axes.text(50.3, len(names) - 0.42, "chance", va="bottom", fontsize=10.5)
-    axes.set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.4, -0.6), facecolor="none")
-    axes.set_xlabel(f"AUC (%) at left-out sites: mean of {frame['sites'].max()} sites, 95 % interval")
-    axes.tick_params(length=0)
-    axes.grid(axis="x", color=grey, alpha=0.25)
-    axes.spines[:].set_visible(False)
+    names, grey = list(dict.fromkeys(frame["method"])), colours["phenotypes alone"]
+    size = (9.6, 0.32 * len(names) + 1.5)
+    drawn, panels = plt.subplots(1, len(SETS), figsize=size, layout="constrained", facecolor="none", sharey=True, sharex=True)
+    for axes, (place, own) in zip(panels, frame.groupby("set", sort=False), strict=True):
+        for row in own.itertuples():
+            y, colour = names.index(row.method), colours[kind(row.method)]
+            axes.errorbar(row.mean, y, xerr=row.half, fmt="o", markersize=6, color=colour, elinewidth=1.8)
+            axes.plot(row.untouched, y, "D", markersize=5, markerfacecolor="none", markeredgecolor=colour, markeredgewidth=1.4)
+        axes.axvline(50, color=grey, linewidth=1, linestyle=":")
+        axes.set_title(f"{place}: {own['sites'].max()} sites", fontsize=12)
+        axes.set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.4, -0.6), xlim=(48, 90), facecolor="none")
+        axes.tick_params(length=0)
+        axes.grid(axis="x", color=grey, alpha=0.25)
+        axes.spines[:].set_visible(False)
+    drawn.supxlabel("AUC (%) at left-out sites: mean and its 95 % interval; 50 is chance", fontsize=12)
     handles = [Line2D([], [], color=own, linewidth=3, label=name) for name, own in colours.items()]
-    for label, face in (("with phenotypes", grey), ("scan alone", "none")):
-        handles.append(Line2D([], [], color=grey, marker="o", markerfacecolor=face, linewidth=0, label=label))
+    untouched = {"marker": "D", "markersize": 5, "markerfacecolor": "none", "linewidth": 0}
+    handles.append(Line2D([], [], color=grey, label="mean of sites on which nothing was chosen", **untouched))
     drawn.legend(
-        handles=handles, frameon=False, fontsize=11, ncols=5, loc="outside upper center", columnspacing=1, handlelength=1
+        handles=handles, frameon=False, fontsize=11, ncols=4, loc="outside upper center", columnspacing=1, handlelength=1
     )
     return drawn
 

@@ -91,23 +91,46 @@ def test_the_table_of_the_readme_is_that_of_the_results():
     assert readme_tables.BLOCK.search(text) and readme_tables.rewritten(text) == text, "python docs/readme_tables.py"
 
 
+def areas_of(study, name, variant):
+    """Mean and sd of AUC over seeds in percent by site, by the statistics of the package."""
+    table = site_scores(cell_scores(read_predictions(ROOT / "results" / study)))
+    own = table[(table["method"] == name) & (table["variant"] == variant) & (table["metric"] == "AUC")]
+    return 100 * own.set_index("target")[["mean", "sd"]]
+
+
 def test_values_of_the_readme():
-    """Two rows by the statistics of the package."""
-    rows = [row.split("|")[1:-1] for row in readme_tables.table().splitlines() if row.startswith("|")]
-    cells = {re.search(r"`([\w-]+)`", row[0])[1]: row for row in rows if "`" in row[0]}
-    for name, study in (("m2lgdg", "paper/networks"), ("m2lgdg-connectome", "paper/connectome")):
-        table = site_scores(cell_scores(read_predictions(ROOT / "results" / study)))
-        own = table[(table["method"] == name) & (table["variant"] == "") & (table["metric"] == "AUC")].set_index("target")
-        for column, target in enumerate(readme_tables.TARGETS, start=1):
-            mean, sd = (float(value) for value in re.findall(r"[\d.]+", cells[name][column])[:2])
-            assert (mean, sd) == pytest.approx(tuple(100 * own.loc[target, ["mean", "sd"]]), abs=0.0501)
+    text = readme_tables.table()
+    rows = [row.split("|")[1:-1] for row in text.splitlines() if row.startswith("|")]
+    cells = {re.search(r"`([\w-]+)`", row[0])[1]: [float(cell) for cell in row[1:]] for row in rows if "`" in row[0]}
+    places = ("abide-default/{}", "abide-ii/{}", "rest-meta-mdd-connectomes/{}")
+    for name, parts, variant in (
+        ("connectome-adaptive", ("linear", "linear", "linear"), "phenotypes"),
+        ("m2lgdg-connectome", ("network", "network", "present"), ""),
+    ):
+        studies = [place.format(part) for place, part in zip(places, parts, strict=True)]
+        one, two, three = (areas_of(study, name, variant)["mean"] for study in studies)
+        five = [f"ABIDEII-{site}_1" for site in ("NYU", "SDSU", "TCD", "UCD", "USM")]
+        expected = [one.mean(), one[["NYU", "USM", "UM_1", "YALE"]].mean(), two.mean(), two[five].mean(), three.mean()]
+        assert (len(one), len(two), len(three)) == (20, 14, 12) and cells[name] == pytest.approx(expected, abs=0.0501)
+    own = areas_of("paper/networks", "m2lgdg", "")
+    said = re.findall(r"([\d.]+) ± ([\d.]+) at (\w+)", " ".join(text.split()))
+    assert [site for *_, site in said] == ["NYU", "USM"]
+    for mean, sd, site in said:
+        assert (float(mean), float(sd)) == pytest.approx(tuple(own.loc[site]), abs=0.0501)
 
 
 def test_the_figure_shows_every_method_of_the_study():
     frame = readme_tables.forest_rows()
-    predicted = set(read_predictions(ROOT / "results" / readme_tables.ALL_SITES)["method"]) - {"prior"}
-    assert set(frame["method"]) == predicted
-    assert list(frame["best"]) == sorted(frame["best"], reverse=True)
+    predicted = set(read_predictions(ROOT / "results" / readme_tables.TWENTY)["method"]) - {"prior"}
+    assert set(frame["method"]) == predicted | {"m2lgdg-connectome"}
+    assert not frame.duplicated(["set", "method"]).any() and dict(frame.groupby("set")["sites"].max()) == {
+        "ABIDE I": 20,
+        "ABIDE II": 14,
+        "depression": 12,
+    }
+    one = frame.set_index(["set", "method"]).loc[("ABIDE II", "fc-svm")]
+    own = areas_of("abide-ii/peers", "fc-svm", "phenotypes")["mean"]
+    assert one["mean"] == pytest.approx(own.mean()) and one["half"] == pytest.approx(2.1604 * own.std() / 14**0.5, rel=1e-4)
 
 
 def test_pictures_are_small():

@@ -33,17 +33,12 @@ STUDIES = {  # cells
     "paper/linear": 40,
     "paper/ablation": 70,
     "paper/connectome": 80,
-    "paper/connectome-quick": 10,
     "paper/ufa-net": 20,
     "paper/scan": 6,
     "all-sites/networks": 612,
-    "all-sites/linear": 400,
-    "all-sites/connectome": 60,
-    "all-sites/connectome-quick": 120,
     "all-sites/adapted": 40,
     "atlases/linear": 160,
     "atlases/phenotypes": 160,
-    "atlases/connectome": 40,
     "abide-structure/linear": 140,
     "abide-structure/atlases": 60,
     "abide-structure/paper": 140,
@@ -52,6 +47,7 @@ STUDIES = {  # cells
     "abide-structure/connectome": 120,
     "abide-structure/ablation": 60,
     "abide-structure/plus": 60,
+    "abide-all/linear": 400,
     "abide-default/linear": 120,
     "abide-default/paper": 4,
     "abide-default/network": 60,
@@ -64,7 +60,6 @@ STUDIES = {  # cells
     "rest-meta-mdd-connectomes/present": 24,
     "sensitivity/m2lgdg": 198,
     "sensitivity/margin": 36,
-    "sensitivity/connectome": 78,
 }
 RECENT = ("paper/m2dc", "paper/ufa-net", "paper/scan", "sensitivity/margin", "abide-structure/ablation", "abide-structure/plus")
 TARGETS = ("NYU", "USM")
@@ -329,7 +324,7 @@ def test_counts_of_the_papers_table(areas, published):
 
 
 def test_linear_models(areas, predictions):
-    macro = macro_scores(site_scores(cell_scores(predictions["all-sites/linear"]))).query("metric == 'AUC'")
+    macro = macro_scores(site_scores(cell_scores(predictions["abide-all/linear"]))).query("metric == 'AUC'")
     rows = rows_of("linear-models")
     assert len(rows) == 10
     for cell, *cells, every in rows:
@@ -575,24 +570,18 @@ def test_models_at_twenty_sites(predictions):
         tables = [table.set_index(["target", "subject"]).sort_index() for _, table in own.groupby("seed")]
         return [np.log(p / (1 - p)) for p in (table["proba"].clip(1e-9, 1 - 1e-9) for table in tables)], tables[0]["label"]
 
-    (linear,), label = trained("all-sites/linear", *BEST)
+    (linear,), label = trained("abide-all/linear", *BEST)
 
     def by_site(decisions):
         each = [[100 * auc(label[site].to_numpy(), one[site].to_numpy()) for site in sites] for one in decisions]
         return pd.Series(np.mean(each, axis=0), sites)
 
     sites = label.index.unique("target")
-    own, _ = trained("all-sites/connectome", "m2lgdg-connectome", "")
-    (two,), _ = trained("atlases/connectome", "m2lgdg-connectome", "atlases=aal+ho")
-    (linear_two,), _ = trained("atlases/phenotypes", "connectome-adaptive", "atlases=aal+ho")
+    own, _ = trained("abide-default/network", "m2lgdg-connectome", "")
     expected = {"`m2lgdg-connectome`": own, "... variant `plus`": [one + linear for one in own]}
-    expected |= {"... in two atlases": [linear_two], "... variant `quick` in two atlases": [two]}
-    expected["... variant `quick` and `connectome-adaptive`, both in two atlases"] = [two + linear_two]
-    for title, variant in (("... variant `quick`", ""), ("... variant `quick` without phenotypes", "scan")):
-        expected[title], _ = trained("all-sites/connectome-quick", "m2lgdg-connectome", variant)
     for method in ("fc-logistic", "fc-svm", "tangent-pearson-ridge", "connectome-ensemble", "fc-adaptive"):
-        expected[f"`{method}`"], _ = trained("all-sites/linear", method, "phenotypes")
-    expected["phenotypes alone (`phenotype-logistic`)"], _ = trained("all-sites/linear", "phenotype-logistic", "")
+        expected[f"`{method}`"], _ = trained("abide-all/linear", method, "phenotypes")
+    expected["phenotypes alone (`phenotype-logistic`)"], _ = trained("abide-all/linear", "phenotype-logistic", "")
     rows = {row[0]: row for row in rows_of("twenty-sites")}
     assert rows.pop("`connectome-adaptive`")[8:] == ["", "", ""] and set(rows) == set(expected)
     reference, areas = by_site([linear]), {title: by_site(expected[title]) for title in rows}
@@ -859,7 +848,7 @@ def test_what_structure_adds_to_the_default(predictions):
         assert numbers(*cells) == close([values.mean(), values[FOUR].mean()])
 
 
-def test_searches(predictions):
+def test_searches():
     shorter = pd.read_csv(RESULTS / "searches" / "connectome-shorter.csv").groupby(["setting", "seed"])["auc"].mean()
     means = [value for name in ("default", "20 epochs, two members") for value in (shorter[name].mean(), shorter[name].std())]
     found = re.findall(r"([\d.]+) ± ([\d.]+)", text_of("connectome-settings"))
@@ -868,14 +857,6 @@ def test_searches(predictions):
     for name, area, motion in rows_of("linear-features"):
         assert float(area) == tried[name]
         assert not motion or float(motion) == tried[name.replace("age and sex out", "age, sex and motion out")]
-    grouped = predictions["sensitivity/connectome"].groupby(["variant", "target"])
-    areas = {key: 100 * auc(own["label"].to_numpy(), own["proba"].to_numpy()) for key, own in grouped}
-    means = pd.Series(areas).groupby(level=0).mean()
-    for field, _, lowest, highest in rows_of("connectome-sensitivity"):
-        own = means[means.index.str.startswith(field.strip("`") + "=")]
-        assert numbers(lowest)[0] == close(own.min()) and numbers(highest)[0] == close(own.max())
-        assert float(own.idxmin().split("=")[1]) == numbers(lowest)[1]
-    assert numbers(text_of("connectome-sensitivity"))[0] == close(means[""])
 
 
 def test_search_for_the_default():

@@ -25,8 +25,8 @@ ABIDE_SITES = (
 LINEAR, SLOW = "abide-paper-linear.toml", ("m2dc", "ufa-net")  # the slow ones have studies of their own
 FAMILIES = ("abide-paper", "abide-atlases", "abide", "rest-meta-mdd")  # of studies with one cohort
 COHORTS = {
-    **dict.fromkeys(("abide-adapted", "abide-connectome-atlases"), "abide-atlases"),
-    **dict.fromkeys(("abide-connectome-sensitivity", "abide-margin"), "abide-paper"),
+    "abide-adapted": "abide-atlases",
+    "abide-margin": "abide-paper",
     **{f"abide-structure{part}": "abide-structure" for part in ("", "-ablation", "-atlases", "-connectome", "-plus")},
     **{name: name for name in ("abide-structure-head", "abide-structure-matched", "abide-structure-paper")},
     **{name: name for name in ("rest-meta-mdd-connectomes", "abide-ii")},
@@ -35,9 +35,8 @@ COHORTS = {
     "abide-default-paper": "abide-structure-paper",
 }
 AT_20_SITES = (
-    *("abide-adapted", "abide-connectome", "abide-connectome-atlases", "abide-connectome-quick", "abide-linear"),
-    *("abide-networks", "abide-all", "abide-all-seeds", "abide-all-viq", "abide-all-sex-age", "abide-all-motion"),
-    *("abide-all-unique", "abide-all-noglobal"),
+    *("abide-adapted", "abide-linear", "abide-networks", "abide-all", "abide-all-seeds", "abide-all-viq", "abide-all-sex-age"),
+    *("abide-all-motion", "abide-all-unique", "abide-all-noglobal"),
 )
 TARGETS = {"abide": ["NYU", "USM"], "rest-meta-mdd": ["S9", "S15", "S20", "S21"]}
 

@@ -1,35 +1,25 @@
-"""Tables of docs/choosing.md: linear models and forms of `m2lgdg-connectome` at 20 sites, and what was tried on the way."""
+"""Tables of docs/choosing.md: linear models and `m2lgdg-connectome` at 20 sites, and what was tried on the way."""
 
 import numpy as np
 import pandas as pd
 
 from m2lgdg.metrics import auc, logit, platt, sigmoid
 from m2lgdg.study.stats import holm
-from page_tables.atlases import ATLAS_STUDIES, UNSEEN
-from page_tables.committed import RESULTS, Model, by_site, cells, paired_trainings, sites, trainings
+from page_tables.atlases import UNSEEN
+from page_tables.committed import RESULTS, TWENTY, Model, by_site, paired_trainings, trainings
 from page_tables.writing import block, bullets, chance, interval, number, spread, table
 
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of `m2lgdg-connectome` next to the linear model, in sd of the latter
-TWENTY = "all-sites/linear"
-TWO_ATLASES = "atlases=aal+ho"
 ADAPTIVE: Model = (TWENTY, "connectome-adaptive", "phenotypes")
-ADAPTIVE_TWO: Model = (ATLAS_STUDIES[1], "connectome-adaptive", TWO_ATLASES)
-CONNECTOME: Model = ("all-sites/connectome", "m2lgdg-connectome", "")
-QUICK, QUICK_SCAN = (("all-sites/connectome-quick", "m2lgdg-connectome", variant) for variant in ("", "scan"))
-QUICK_TWO: Model = ("atlases/connectome", "m2lgdg-connectome", TWO_ATLASES)
+CONNECTOME: Model = ("abide-default/network", "m2lgdg-connectome", "")
 ORDINARY = ("fc-logistic", "fc-svm", "tangent-pearson-ridge", "connectome-ensemble", "fc-adaptive")
 STEP = "FC scaled, minus chance, age and sex out"
 MODELS: dict[str, tuple[Model, ...]] = {  # several models: their mean logit
     "phenotypes alone (`phenotype-logistic`)": ((TWENTY, "phenotype-logistic", ""),),
     **{f"`{method}`": ((TWENTY, method, "phenotypes"),) for method in ORDINARY},
     "`connectome-adaptive`": (ADAPTIVE,),
-    "... in two atlases": (ADAPTIVE_TWO,),
     "`m2lgdg-connectome`": (CONNECTOME,),
     "... variant `plus`": (CONNECTOME, ADAPTIVE),
-    "... variant `quick`": (QUICK,),
-    "... variant `quick` without phenotypes": (QUICK_SCAN,),
-    "... variant `quick` in two atlases": (QUICK_TWO,),
-    "... variant `quick` and `connectome-adaptive`, both in two atlases": (QUICK_TWO, ADAPTIVE_TWO),
 }
 
 
@@ -80,7 +70,7 @@ def connectome_settings() -> list[str]:
         "the 16 sites.",
         f"Variant `plus` at 20 sites with equal weights: {number(equal)}; with a weight chosen for each target at the 19 other "
         f"sites: {number(chosen)}. Fixed shares of the network from 0.2 to 0.8 have {number(min(shares))} to "
-        f"{number(max(shares))}. Equal weights were fixed in the commit that added these results.",
+        f"{number(max(shares))}. Equal weights were fixed before the network had its present form.",
     )
 
 
@@ -117,22 +107,3 @@ def _log_loss(decision: pd.Series, label: pd.Series) -> float:
     slope, offset = platt(decision.to_numpy(), label.to_numpy())
     right = sigmoid((slope * decision.to_numpy() + offset) * (2 * label.to_numpy() - 1))
     return float(-np.log(np.maximum(right, 1e-12)).mean())
-
-
-@block("connectome-sensitivity")
-def connectome_sensitivity() -> list[str]:
-    """Lowest and highest mean AUC of NYU and USM over the values of each field."""
-    areas = sites("sensitivity/connectome").xs("AUC", level="metric")["mean"].groupby("variant").mean()
-    swept = pd.DataFrame(
-        [(*title.split("="), area) for title, area in areas.items() if title], columns=["field", "value", "AUC"]
-    )
-    rows = []
-    for field, own in swept.groupby("field"):
-        values = [f"{value:g}" for value in sorted(map(float, own["value"]))]
-        lowest, highest = (own.loc[chosen] for chosen in (own["AUC"].idxmin(), own["AUC"].idxmax()))
-        ends = [f"{number(one['AUC'])} (at {float(one['value']):g})" for one in (lowest, highest)]
-        rows.append([f"`{field}`", f"{values[0]} to {values[-1]}", *ends])
-    seeds = cells("paper/connectome-quick").query("metric == 'AUC'").groupby("seed")["value"].mean() * 100
-    ends = f"{number(seeds.min())} to {number(seeds.max())}"
-    sentence = f"All fields at their values in `quick`: {number(areas[''])}; with {len(seeds)} seeds, {ends}."
-    return [*table(["field", "values", "lowest", "highest"], rows), "", sentence]

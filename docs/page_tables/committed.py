@@ -21,6 +21,7 @@ Model = tuple[str, str, str]  # study, method, variant
 TARGETS = ("NYU", "USM")  # the paper's
 METRICS = ("AUC", "ACC", "SEN", "SPE", "F1")
 ALL_SITES = "all-sites/networks"
+TWENTY = "abide-all/linear"  # linear models at all sites of ABIDE I
 PAPER = "paper/networks"
 LINEAR = (
     *("fc-logistic", "fc-svm", "fc-adaptive", "tangent-logistic", "tangent-ridge", "tangent-pearson-ridge"),

@@ -65,7 +65,7 @@ def both(method: str, target: str) -> str:
 
 def everywhere(method: str) -> str:
     """Mean AUC over all 20 sites with half of its interval, without / with phenotypes."""
-    known = results.macro("all-sites/linear")
+    known = results.macro(results.TWENTY)
     if (method, "phenotypes") not in known.index:  # a method that always takes phenotypes
         return f"- / {spread(known.loc[(method, '')])}"
     return " / ".join(spread(known.loc[(method, variant)]) for variant in ("", "phenotypes"))
