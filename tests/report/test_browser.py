@@ -91,7 +91,7 @@ def opened(browser, page_file, width=1280, **options):
 
 
 @pytest.mark.parametrize("study", ["explained", "failed", "hostile", "structured"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", [1600, 1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_error_no_request_no_overflow(study, width, scheme, browser, request):
     report = request.getfixturevalue(study)
@@ -138,7 +138,7 @@ def test_every_part_is_there_and_can_be_reached(browser, explained):
     page, _, _ = opened(browser, explained)
     ids = [one.get_attribute("data-section") for one in page.locator("section").all()]
     assert ids == [
-        *("answer", "overall", "sites", "data", "tables", "connectomes", "curves", "operating", "motion", "subgroups"),
+        *("answer", "trust", "data", "overall", "sites", "tables", "connectomes", "curves", "operating", "motion", "subgroups"),
         *("ablations", "sensitivity", "training", "planted", *("explained",) * 3),
         *("readability", "methods", "leakage", "checklists", "run"),
     ]

@@ -9,12 +9,12 @@ import pytest
 import m2lgdg
 from m2lgdg import InputError
 from m2lgdg.metrics import auc
+from m2lgdg.report.answer import answer
 from m2lgdg.report.card import card
 from m2lgdg.report.checklists import methods_text
 from m2lgdg.report.contents import read_contents
 from m2lgdg.report.page import write_report
 from m2lgdg.report.paper_tables import Comparison, both_tracks, flat_clauses
-from m2lgdg.report.sections import answer
 from m2lgdg.study.stats import counted_targets
 
 pytestmark = pytest.mark.usefixtures("figures_painted_only")
@@ -99,7 +99,7 @@ def test_the_report_answers_for_the_sites_that_count(table, tmp_path):
     contents = read_contents(folder)
     found, mean = answer(contents), 100 * mean_auc(table, "fc-svm", COUNTED)
     assert found.answer.startswith(f"Mean AUC over 3 unseen sites: fc-svm {mean:.1f} %")
-    assert "fewer than 5 patients or controls: 3 more sites" in found.answer
+    assert "fewer than 5 patients or controls: 3 more sites" in " ".join(found.notes)
     assert found.comparison.startswith("A simple peer is higher: fc-logistic ")  # never next best
     page = write_report(folder).read_text()
     assert page.count(f"fc-svm {mean:.1f} %") == 1  # one number in one place
@@ -144,7 +144,7 @@ def test_decisions_that_say_nothing_are_named(table, tmp_path):
     sure = flat(table, ["C"], 0.6 + 0.4 * table["proba"])
     assert flat_clauses(sure) == ["fc-svm calls everybody a patient at 1 of 3 sites (C)"]
     folder = folder_of(collapsed, tmp_path / "study")
-    assert clause in m2lgdg.table(folder) and clause in " ".join(answer(read_contents(folder)).warnings)
+    assert clause in m2lgdg.table(folder) and clause in answer(read_contents(folder)).flat
     model = m2lgdg.make("fc-svm").fit(m2lgdg.make_cohort("tiny")).save(tmp_path / "model")
     (results,) = (one for one in card(model, folder) if "study" in one.title and one.tables)
     assert any(clause in remark for remark in results.remarks)

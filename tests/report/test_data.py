@@ -217,15 +217,15 @@ def test_the_methods_paragraph_has_the_studys_numbers_and_cites_in_order(study):
     assert "Janes" not in " ".join(methods_text(read_contents(study), motion=False).references)
 
 
-def test_the_page_begins_with_the_answer_the_table_the_forest_and_the_data(study, figures_painted_only):
+def test_the_page_begins_with_the_answer_its_checks_the_data_and_the_table(study, figures_painted_only):
     page = write_report(study).read_text()
     ids = re.findall(r'data-section="(\w+)"', page)
-    assert ids[:4] == ["answer", "overall", "sites", "data"] and {"motion", "subgroups", "planted", "methods"} < set(ids)
+    assert ids[:4] == ["answer", "trust", "data", "overall"] and {"motion", "subgroups", "planted", "methods"} < set(ids)
     parts = page.split("<section ")[1:]
     assert ['<details class="section">' in part for part in parts] == [False] * 4 + [True] * (len(parts) - 4)
     data = page.split('data-section="data"')[1].split("</section>")[0]
     assert data.index("<svg") < data.index('class="data"') < data.index("<table")
-    assert "Adjusted for head motion, the AUC of" in page.split('id="answer"')[1].split("</section>")[0]
+    assert "Adjusted for head motion, the AUC of" in page.split('data-section="trust"')[1].split("</section>")[0]
     assert (study / "figures" / "flow.svg").read_text().startswith("<svg") and not (study / "figures" / "flow.png").exists()
 
 

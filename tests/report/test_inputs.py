@@ -8,6 +8,7 @@ from sklearn.metrics import roc_auc_score
 
 import m2lgdg
 from m2lgdg.registry import Declaration, load_methods
+from m2lgdg.report.answer import answer
 from m2lgdg.report.contents import read_contents
 from m2lgdg.report.inputs import (
     ADDED,
@@ -20,7 +21,7 @@ from m2lgdg.report.inputs import (
     structure_sentence,
     worded,
 )
-from m2lgdg.report.sections import answer, facts, sections
+from m2lgdg.report.sections import facts, sections
 
 VARIANTS = ["phenotypes", "no-structure", "structure", "structure-phenotypes", "scan-phenotypes"]
 TABLES = {"thickness": {"columns": 12, "constant": 0}, "aseg": {"columns": 5, "constant": 0}}
@@ -77,7 +78,7 @@ def test_every_pair_that_differs_in_one_input_is_compared(contents):
 
 def test_page_and_tables_have_the_comparison(contents, folder, figures_painted_only):
     made = {section.id: section for section in sections(contents, answer(contents))}
-    assert list(made)[:4] == ["answer", "overall", "inputs", "sites"]
+    assert list(made)[:5] == ["answer", "trust", "data", "overall", "inputs"]
     by_input, added = made["inputs"].tables
     assert by_input.values("Inputs")[:3] == ["scan", "structure (thickness)", "phenotypes"]
     assert by_input.values("Inputs")[-1] == "scan, phenotypes and structure (thickness)"

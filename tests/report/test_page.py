@@ -12,12 +12,13 @@ import pytest
 from m2lgdg import InputError, make, table
 from m2lgdg.metrics import auc, delong_interval
 from m2lgdg.registry import METHODS
+from m2lgdg.report.answer import answer
 from m2lgdg.report.contents import missing_cells, read_contents
 from m2lgdg.report.operating import comparison_table, predictive_table
 from m2lgdg.report.page import write_report
 from m2lgdg.report.paper_tables import study_tables, training_tables
-from m2lgdg.report.sections import answer
 from m2lgdg.report.tables import plain, render
+from m2lgdg.report.trust import checks
 from m2lgdg.study.plan import declarations
 from m2lgdg.study.stats import cell_scores, over_seeds
 
@@ -75,9 +76,17 @@ def test_the_answer_is_about_the_papers_method_beside_the_best_simple_peer(predi
     low, high = max(np.mean(sites) - half, 0), min(np.mean(sites) + half, 1)
     wanted = f"m2lgdg {100 * np.mean(sites):.1f} % (95 % interval {100 * low:.1f} to {100 * high:.1f}, t over sites)"
     few = "With only 2 sites, performance at a further site is uncertain, whatever the interval."
-    assert reported.answer == f"Mean AUC over 2 unseen sites: {wanted}. Chance is 50 %. {few}"
+    assert low <= 0.5 <= high
+    assert reported.answer == f"Mean AUC over 2 unseen sites: {wanted}. Chance is 50 %. The interval includes chance."
+    assert reported.notes == [few]
     assert reported.comparison.startswith("A simple peer is higher: fc-logistic (scan only) 100.0 ")
-    assert reported.warnings == ["A simple model performs as well or better: fc-logistic compared with m2lgdg."]
+    ends = [100 * (np.mean(sites) - 1 + sign * half) for sign in (-1, 1)]  # the peer is perfect at both sites
+    wanted = (
+        f"m2lgdg minus fc-logistic: {100 * (np.mean(sites) - 1):+.1f} points (95 % interval {ends[0]:+.1f} to {ends[1]:+.1f}"
+    )
+    assert wanted in reported.comparison and reported.peer_as_good and reported.warnings == []
+    told = "A simple model performs as well or better: fc-logistic compared with m2lgdg."
+    assert told in [check.text for check in checks(contents, reported) if check.status == "bad"]
     one = named[named.target == "USM"]
     reported = answer(read_contents(study_of(one, tmp_path / "one", targets=["USM"])))
     mean = one[one.method == "m2lgdg"].groupby("subject").agg(label=("label", "first"), proba=("proba", "mean"))

@@ -15,6 +15,7 @@ from m2lgdg import InputError, make
 from m2lgdg.cli import main
 from m2lgdg.metrics import PAPER_METRICS, auc, delong_interval, evaluate
 from m2lgdg.registry import METHODS
+from m2lgdg.report.answer import answer
 from m2lgdg.report.contents import changed_fields, read_contents
 from m2lgdg.report.page import write_report
 from m2lgdg.report.paper_tables import (
@@ -28,7 +29,6 @@ from m2lgdg.report.paper_tables import (
     training_tables,
 )
 from m2lgdg.report.published import read_published
-from m2lgdg.report.sections import answer
 from m2lgdg.report.tables import render
 from m2lgdg.study.predictions import COLUMNS
 from m2lgdg.study.stats import cell_scores, holm, over_seeds
@@ -236,14 +236,14 @@ def test_a_method_chosen_at_these_sites_is_named_as_such(tmp_path):
     sentence = chosen_among("one", 2)  # prior is no candidate
     assert "one" in sentence and "2 methods" in sentence
     assert sentence in study_tables(table)[-1].note
-    assert sentence in answer(read_contents(folder_of(table, tmp_path / "chosen"))).answer
+    assert sentence in " ".join(answer(read_contents(folder_of(table, tmp_path / "chosen"))).notes)
     assert sentence in write_report(tmp_path / "chosen").read_text()
     fixed = study_tables(table, best="one")[-1]
     assert "optimistic" not in fixed.note  # chosen beforehand
     paper = table.replace({"method": {"one": "m2lgdg"}})
-    assert "optimistic" not in answer(read_contents(folder_of(paper, tmp_path / "paper"))).answer
+    assert not answer(read_contents(folder_of(paper, tmp_path / "paper"))).chosen
     alone = table[table.method != "two"]
-    assert "optimistic" not in answer(read_contents(folder_of(alone, tmp_path / "alone"))).answer
+    assert not answer(read_contents(folder_of(alone, tmp_path / "alone"))).chosen
     assert "optimistic" not in study_tables(alone)[-1].note
 
 

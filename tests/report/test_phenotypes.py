@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from m2lgdg import InputError, make_cohort, run_study
+from m2lgdg.report.answer import answer
 from m2lgdg.report.contents import read_contents
 from m2lgdg.report.phenotypes import phenotype_slopes
-from m2lgdg.report.sections import answer, sections
+from m2lgdg.report.sections import sections
 from m2lgdg.report.sharing import shared_description
 from m2lgdg.study.description import read_cohort_facts
 

@@ -14,10 +14,11 @@ from importlib.resources import files
 from pathlib import Path
 
 from m2lgdg.data.spreadsheets import csv_text
+from m2lgdg.report.answer import Answer, answer
 from m2lgdg.report.contents import Contents, read_contents
 from m2lgdg.report.paper_tables import label, main_method
 from m2lgdg.report.published import read_published
-from m2lgdg.report.sections import Answer, Section, answer, facts, sections
+from m2lgdg.report.sections import Section, facts, sections
 from m2lgdg.report.sharing import shared_contents
 from m2lgdg.report.tables import Table, plain, render, wide_csv
 from m2lgdg.storage import InputError, new_folder, remove_abandoned, write_bytes, write_text, write_texts

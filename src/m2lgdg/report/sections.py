@@ -1,4 +1,4 @@
-"""The answer of the report, and its sections, each with a title, text, tables and figures.
+"""The sections of the report, each with a title, text, tables and figures, in the order in which they are read.
 
 Made from the contents of a study, which has data for some of them, and put on the page by `page`.
 """
@@ -8,35 +8,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import pandas as pd
-
 from m2lgdg.data.readers.tables import MOTION
-from m2lgdg.metrics import FLAT_NOTE, delong_interval
-from m2lgdg.registry import PAPER, SIMPLE
+from m2lgdg.metrics import FLAT_NOTE
+from m2lgdg.registry import PAPER
 from m2lgdg.report import brains, figures
+from m2lgdg.report.answer import Answer
+from m2lgdg.report.answer_figure import answer_figure
 from m2lgdg.report.checklists import MethodsText, checklist_tables, methods_text
 from m2lgdg.report.contents import Contents, changed_fields
 from m2lgdg.report.curve import learning_figure, sentences, stored_curve
 from m2lgdg.report.data import Data, connectomes, findings_box, flow_diagram, site_connectomes, site_table, structure_table, who
 from m2lgdg.report.drawing import Figure
-from m2lgdg.report.inputs import ADDED, input_tables, missing_variant, parts_table, structure_sentence, tables_taken, worded
+from m2lgdg.report.inputs import ADDED, input_tables, missing_variant, parts_table, structure_sentence, tables_taken
 from m2lgdg.report.operating import (
     comparison_table,
     motion_of,
-    motion_sentence,
     motion_table,
-    of_key,
     operating_table,
     predictive_table,
 )
 from m2lgdg.report.paper_tables import (
-    FEW,
     Comparison,
     Key,
     both_tracks,
-    chosen_among,
-    constant_keys,
-    flat_clauses,
     in_track,
     label,
     named_key,
@@ -50,30 +44,18 @@ from m2lgdg.report.sharing import few_of_a_class, few_of_a_site
 from m2lgdg.report.subgroups import subgroup_table
 from m2lgdg.report.tables import Table, columns
 from m2lgdg.report.training import loss_terms, training_curves
+from m2lgdg.report.trust import Check, checks
 from m2lgdg.scans import SERIES
 from m2lgdg.study.predictions import ADAPTED, STRICT
-from m2lgdg.study.stats import half_interval, min_per_class
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The main method, its simple peer, and the sentences at the top of the report."""
-
-    main: Key
-    peer: Key | None
-    answer: str
-    warnings: list[str]
-    comparison: str = ""
-    motion: str = ""
-    structure: str = ""
+from m2lgdg.study.stats import min_per_class
 
 
 @dataclass
 class Section:
     """A section of the page; `folded` tables are collapsed, `link` is its name in the table of contents.
 
-    `first` is a figure above its tables, `data` a box of findings, `answer` that of the main result, `paste` a text to copy,
-    `pages` are further HTML files.
+    `first` is a figure above its tables, `data` a box of findings, `answer` the main result, `checks` are lines on whether to
+    believe it, `paste` is a text to copy, `pages` are further HTML files.
     """
 
     id: str
@@ -86,12 +68,13 @@ class Section:
     first: Figure | None = None
     data: Data | None = None
     answer: Answer | None = None
+    checks: Sequence[Check] = ()
     paste: MethodsText | None = None
     pages: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def closed(self) -> bool:
-        """Whether it is collapsed, so that the first screens have the answer, the table, the forest plot and the data."""
+        """Whether it is collapsed, so that the first screens have the answer, its checks, the data and all methods."""
         return self.id not in OPEN
 
 
@@ -141,11 +124,11 @@ def sections(
     shown = Shown(contents, summary, best, rivals, published, keys, focus, hues, three_d)
     made = [
         _answer(shown),
+        Section("trust", "Can it be trusted?", checks=checks(contents, summary), link="Trust"),
+        _data(shown),
         (results := _results(shown))[0],
         _inputs(shown),
-        results[1],
-        _data(shown),
-        results[2],
+        *results[1:],
         _connectomes(shown),
         _discrimination(shown),
         _operating(shown),
@@ -167,7 +150,7 @@ def sections(
     return [section for section in made if section is not None]
 
 
-OPEN = ("answer", "overall", "inputs", "sites", "data")
+OPEN = ("answer", "trust", "data", "overall", "inputs")
 THRESHOLD_RULE = (
     "A subject is classified as a patient if the probability, averaged over seeds, is at least 0.5. The threshold is fixed, "
     "and calibration is fitted on source subjects only. Patients are rarer in a clinic than in a case-control cohort: the "
@@ -176,8 +159,6 @@ THRESHOLD_RULE = (
 NO_MOTION = f"Not adjusted: the phenotypes have no column of head motion ({', '.join(MOTION)})."
 NO_COHORT = "Not adjusted: the cohort file of the study is not here, or it has changed."
 FEW_MOTION = "Not adjusted: too few subjects have a value of head motion."
-FLAT_DECISIONS = "Uninformative decisions"
-FLAT_MEANS = "The AUC there may still be right; decisions and probabilities cannot be used."
 MOTION_RULE = (
     "Patients often move more than controls, and motion changes connectivity, so part of an AUC can be motion. The adjusted "
     "AUC compares each patient with controls of the same site who moved as much."
@@ -191,10 +172,10 @@ CHECKLISTS = 'Filled in from the files of the study; the rest reads "authors to 
 
 
 def _answer(shown: Shown) -> Section:
-    contents, main = shown.contents, shown.summary.main
-    motion = motion_sentence(contents.counted_mean, main, motion_of(contents.cohort))
-    structure = structure_sentence(contents.additions, main)
-    return Section("answer", "Answer", answer=replace(shown.summary, motion=motion, structure=structure))
+    contents, summary = shown.contents, shown.summary
+    figure = answer_figure(summary, shown.hues) if summary.sites else None
+    structure = structure_sentence(contents.additions, summary.main)
+    return Section("answer", "Answer", answer=replace(summary, structure=structure), first=figure)
 
 
 def _inputs(shown: Shown) -> Section | None:
@@ -256,8 +237,8 @@ def _results(shown: Shown) -> list[Section]:
     forest = figures.forest(contents.mean, contents.site_scores, shown.keys, hues=shown.hues, counted=contents.counted)
     tables = [*([] if comparison is None else [comparison]), *sites]
     return [
-        Section("overall", "Over all target sites", text, [first.highest_first("AUC")], folded=folded),
-        Section("sites", "By target site", figures=[forest]),
+        Section("overall", "All methods", text, [first.highest_first("AUC")], folded=folded),
+        Section("sites", "All methods by target site", figures=[forest], link="By site"),
         Section("tables", "Tables of the target sites", folded=tables, link="Tables by site"),
     ]
 
@@ -412,85 +393,3 @@ def facts(contents: Contents) -> list[tuple[str, str]]:
         ("cohort hash", str(study.get("cohort_hash", ""))[:16] or "unknown"),
         ("versions", ", ".join(f"{name} {version}" for name, version in contents.environment.items())),
     ]
-
-
-def answer(contents: Contents) -> Answer:
-    """Summary of the study's main method, of the headline method if it has none, else of the one with the highest AUC."""
-    scores, least = contents.averaged, min_per_class(contents.study)
-    areas = scores[scores["metric"] == "AUC"].pivot(index="target", columns=["method", "variant"], values="mean")
-    order = areas.mean().sort_values(ascending=False, kind="stable").dropna()
-    order = order.loc[areas[order.index].count().sort_values(ascending=False, kind="stable").index]  # all sites before some
-    keys = _candidates(contents, [(str(method), str(variant)) for method, variant in order.index])
-    warnings = _warnings(contents)
-    if not keys:
-        undefined = f"No target site has at least {least} patients and {least} controls (min_per_class), so no mean AUC."
-        return Answer(contents.keys[0], None, undefined, warnings)
-    constant = constant_keys(contents.predictions)
-    learned = [key for key in keys if key not in constant] or keys
-    named = (contents.study.get("main"), *contents.with_role("headline"))  # before the results were known
-    headline = next((key for name in named for key in keys if key == (name, "")), None)
-    main = headline or learned[0]
-    sites = int(areas[main].count())
-    where = f"Mean AUC over {sites} unseen sites" if sites > 1 else f"AUC at the unseen site {areas[main].dropna().index[0]}"
-    sentence = f"{where}: {label(*main)} {_mean_area(contents, areas, main)}. Chance is 50 %."
-    if headline is None and len(learned) > 1:
-        sentence += f" {chosen_among(label(*main), len(learned))}."
-    if 1 < sites < FEW:
-        sentence += f" With only {sites} sites, performance at a further site is uncertain, whatever the interval."
-    if left := contents.predictions["target"].nunique() - len(contents.counted):
-        sentence += f" Not counted, with fewer than {least} patients or controls: {left} more site{'s' * (left > 1)}."
-    peers = _peers(contents, main, [key for key in learned if key != main])
-    comparison = _against(contents, areas, main, peers) if peers else ""
-    if peers and main[0] not in contents.with_role(*SIMPLE) and order[peers[0]] >= order[main]:
-        warnings.insert(0, f"A simple model performs as well or better: {label(*peers[0])} compared with {label(*main)}.")
-    if flat := flat_clauses(contents.of_methods([main, *peers[:1]]).predictions, least):
-        warnings.append(f"{FLAT_DECISIONS}: {'; '.join(flat)}. {FLAT_MEANS}")
-    return Answer(main, peers[0] if peers else None, sentence, warnings, comparison)
-
-
-def _peers(contents: Contents, main: Key, others: list[Key]) -> list[Key]:
-    """Simple models that see the same of a subject, highest first; without any, those that see less."""
-    own, simple = contents.inputs_of(main), contents.with_role(*SIMPLE)
-    peers = [key for key in others if key[0] in simple and contents.inputs_of(key) <= own]
-    return [key for key in peers if contents.inputs_of(key) == own] or peers
-
-
-def _against(contents: Contents, areas: pd.DataFrame, main: Key, peers: list[Key]) -> str:
-    higher = int((areas[peers].mean() > areas[main].mean()).sum())
-    sees = contents.inputs_of(peers[0])
-    other = "" if sees == contents.inputs_of(main) else f" ({worded(sees)} only)"
-    if len(peers) == 1:
-        role = "A simple peer is higher" if higher else "Simple peer"
-    else:
-        role = f"{higher} of {len(peers)} simple peers are higher, the best" if higher else f"Best of {len(peers)} simple peers"
-    return f"{role}: {label(*peers[0])}{other} {_mean_area(contents, areas, peers[0])}."
-
-
-def _candidates(contents: Contents, keys: list[Key]) -> list[Key]:
-    """Rows the summary may be about; no ablation or sweep value, because the best of many is also the luckiest."""
-    complete = {method for method, variant in contents.keys if not variant}
-    chosen = [key for key in keys if not contents.is_sweep(key) and (key[1] in ("", "phenotypes") or key[0] not in complete)]
-    return chosen or keys
-
-
-def _mean_area(contents: Contents, areas: pd.DataFrame, key: Key) -> str:
-    """Mean AUC over sites with a t interval; for a single site its AUC with DeLong's."""
-    values = areas[key].dropna()
-    if len(values) > 1:
-        half = half_interval(float(values.std(ddof=1)), len(values))
-        low, high, how = values.mean() - half, values.mean() + half, "t over sites"
-    else:
-        own = of_key(contents.mean, key)
-        own = own[own["target"] == values.index[0]]
-        (low, high), how = delong_interval(own["label"].to_numpy(), own["proba"].to_numpy()), "DeLong"
-    return f"{100 * values.mean():.1f} % (95 % interval {100 * max(low, 0):.1f} to {100 * min(high, 1):.1f}, {how})"
-
-
-def _warnings(contents: Contents) -> list[str]:
-    sentences = contents.failed_checks
-    if contents.track == ADAPTED:
-        seen = what_was_seen(contents.batch)
-        sentences.append(f"Adapted track only: {seen}. The target was seen, so this is no strict test.")
-    if missing := contents.missing():
-        sentences.append(f"Not run yet: {', '.join(missing)}. Repeat m2lgdg run to continue.")
-    return sentences
