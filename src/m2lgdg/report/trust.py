@@ -18,10 +18,11 @@ from m2lgdg.report.answer import CHANCE, Answer, further_site, mean_area
 from m2lgdg.report.contents import Contents
 from m2lgdg.report.operating import Adjusted, adjusted_auc, motion_of, motion_sentence, of_key
 from m2lgdg.report.paper_tables import FEW, chosen_among, label
-from m2lgdg.study.stats import CELL, NORMAL, class_counts
+from m2lgdg.study.stats import CELL, NORMAL, class_counts, paired_test
 
 Status = Literal["fine", "look", "bad", "not known"]
 MUCH = 0.05  # of an AUC that head motion may take away before it is more than noise
+SHOWN = 0.05  # p value of a difference
 NAMED = 3  # sites that a sentence names
 
 
@@ -120,11 +121,15 @@ def _phenotypes(contents: Contents, summary: Answer) -> Iterator[Check]:
         if contents.study.get("inputs"):
             yield Check("Without a scan", "not known", "Phenotypes alone were not tried: add the method phenotype-logistic.")
         return
-    mean = mean_area(contents, areas, alone)[0]
-    as_good = mean >= float(areas[summary.main].mean())
+    mean, (difference, _, count, p) = mean_area(contents, areas, alone)[0], paired_test(areas[summary.main], areas[alone])
     text = f"Phenotypes alone ({label(*alone)}) have a mean AUC of {100 * mean:.1f} %."
-    text += " The scan adds nothing to what they say." if as_good else ""
-    yield Check("Without a scan", "bad" if as_good else "fine", text)
+    if difference <= 0:
+        yield Check("Without a scan", "bad", f"{text} The scan adds nothing to what they say.")
+    elif count > 1 and p < SHOWN:
+        yield Check("Without a scan", "fine", f"{text} {label(*summary.main)} is above that (paired t-test over sites).")
+    else:
+        more = f"The difference of {100 * difference:.1f} points may be chance (paired t-test over sites)."
+        yield Check("Without a scan", "look", f"{text} {more}")
 
 
 def _choice(contents: Contents, summary: Answer) -> Iterator[Check]:
