@@ -48,6 +48,7 @@ EXTRAS = {  # optional parts of the package -> libraries that they bring, by the
     "cluster": ("dask", "distributed", "dask_jobqueue"),
     "skops": ("skops",),
     "matlab": ("h5py",),
+    "optuna": ("optuna",),
     "federated": ("cryptography",),
     "flower": ("flwr",),
 }

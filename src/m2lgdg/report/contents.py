@@ -33,6 +33,7 @@ from m2lgdg.study.plan import declarations
 from m2lgdg.study.predictions import ADAPTED, STRICT, by_track, joined_tracks, read_predictions, sweep_variant, without_track
 from m2lgdg.study.records import explanation_path
 from m2lgdg.study.stats import BALANCED, cell_scores, counted_targets, min_per_class, over_seeds, site_scores
+from m2lgdg.study.tune import Tune
 
 Cells = list[tuple[dict[str, Any], Explanation]]  # explained cells, with their records
 CELL = ["method", "variant", "target", "seed"]
@@ -273,6 +274,10 @@ def changed_fields(study: Mapping[str, Any], declared: Mapping[str, Declaration]
         variant = next((one for one, changes in declared[name].variants.items() if _as_json(changes) == changed), None)
         if changed:
             changes_of.append(f"{name} ({assignments({'variant': variant} if variant else changed)})")
+    for name, given in (study.get("tune") or {}).items():
+        space = Tune.model_validate(given)
+        searched = f"{', '.join(space.fields)} searched in {space.count} trials at left-out source sites of each cell"
+        changes_of.append(f"{name} ({searched})")
     return "; ".join(changes_of)
 
 

@@ -23,7 +23,7 @@ from m2lgdg.methods.together import Sources, fitting_together
 from m2lgdg.model.model import Model
 from m2lgdg.model.site_level import LEAST, Floats, corrected_by_batches, cross_batches, source_prevalence
 from m2lgdg.own_code import refuse_not_covered, staying
-from m2lgdg.registry import METHODS, find, load_methods
+from m2lgdg.registry import METHODS, create, find, load_methods
 from m2lgdg.splits import Fold, leave_one_site_out
 from m2lgdg.storage import InputError, one_line, read_metadata, write_text
 from m2lgdg.study.foreign import package_as_it_was
@@ -31,9 +31,21 @@ from m2lgdg.study.plan import LIBRARIES, Cell, cell_code, is_code, own_code
 from m2lgdg.study.predictions import ADAPTED
 from m2lgdg.study.records import are_probabilities, encoded, explanation_path, head, plain, record_path
 from m2lgdg.study.term_summary import summarised
+from m2lgdg.study.tune import search
 
 # Facts stored in a record.
-LEARNED = ("penalties", "history", "best_epoch", "losses", "parameters", "peak_memory_gib", "validation", "share", "notes")
+LEARNED = (
+    "penalties",
+    "history",
+    "best_epoch",
+    "losses",
+    "parameters",
+    "peak_memory_gib",
+    "validation",
+    "share",
+    "notes",
+    "tuned",
+)
 LOST = "the GPU failed and can no longer be used by this process"
 _LOADING = threading.Lock()
 
@@ -173,9 +185,19 @@ def fitted_cell(
         before = {*sys.modules}
         (fold,) = leave_one_site_out(cohort, [cell.target])
         fold = fold if select is None else fold._replace(source=select(fold.source))
-        yield fold, method.fit(fold.source, seed=cell.seed, device=context.device)
+        yield fold, _fitted(cell, method, fold.source, context.device)
         if foreign:
             refuse_not_covered(before, f"method {cell.method}")
+
+
+def _fitted(cell: Cell, method: Model, source: Cohort, device: str) -> Model:
+    """The method fitted on source, with the fields that were best inside source if some are searched."""
+    if cell.tune is None:
+        return method.fit(source, seed=cell.seed, device=device)
+    found = search(cell.tune, cell.method, cell.fields, source, seed=cell.seed, device=device)
+    fitted = Model(create(cell.method, **found.fields)).fit(source, seed=cell.seed, device=device)
+    fitted.facts_["tuned"] = found.facts
+    return fitted
 
 
 def _method(cell: Cell, context: CellContext) -> Model:

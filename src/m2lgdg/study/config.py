@@ -22,6 +22,7 @@ from m2lgdg.registry import METHODS, find, load_methods
 from m2lgdg.storage import InputError, one_line, read_bytes
 from m2lgdg.study.predictions import ADAPTED, STRICT, is_adapted, sweep_variant
 from m2lgdg.study.stats import MIN_PER_CLASS
+from m2lgdg.study.tune import Tune
 
 Scalar = bool | int | float | str
 Seed = Annotated[int, Field(ge=0, lt=2**32)]  # the range that every random generator accepts
@@ -61,6 +62,9 @@ class Study(BaseModel):
         default=[], description="for every method with such a variant, or by method"
     )
     sweep: dict[str, dict[str, list[Any]]] = Field(default={}, description="[sweep.NAME]: field = values")
+    tune: dict[str, Tune] = Field(
+        default={}, description="[tune.NAME]: fields that are searched inside the source of each cell, and the number of trials"
+    )
     min_per_class: int = Field(
         default=MIN_PER_CLASS,
         ge=1,
@@ -149,8 +153,22 @@ def check_study(content: dict[str, Any], where: str, folder: Path = Path()) -> S
             for field, values in study.sweep.get(name, {}).items():
                 for value in values:
                     checked_fields(known[name], {field: value})
+    for name in filter(usable, study.tune):
+        _check_tune(study, name, f"{where}, [tune.{name}]")
     _check_variants(study, where)
     return study
+
+
+def _check_tune(study: Study, name: str, where: str) -> None:
+    space, variants = study.tune[name], find(name).variants
+    requested = study.variants if isinstance(study.variants, list) else study.variants.get(name, [])
+    for variant in (one for one in requested if one in variants):
+        if both := sorted(variants[variant].keys() & space.fields.keys()):
+            raise InputError(f"{where}: variant {variant} sets field {both[0]}, which is searched; drop one of the two.")
+    if both := sorted(study.sweep.get(name, {}).keys() & space.fields.keys()):
+        raise InputError(f"{where}: field {both[0]} is in [sweep.{name}], too; drop one of the two.")
+    with _naming(where):
+        space.check(name, study.method.get(name, {}))
 
 
 @contextmanager
@@ -165,7 +183,9 @@ def _naming(where: str) -> Iterator[None]:
 def _check_names(study: Study, where: str) -> None:
     """Refuse sections and keys about methods that the study does not have."""
     named = [
-        (f"[{section}.{name}]", name, f"{section}={{}}") for section in ("method", "sweep") for name in getattr(study, section)
+        (f"[{section}.{name}]", name, f"{section}={{}}")
+        for section in ("method", "sweep", "tune")
+        for name in getattr(study, section)
     ]
     named += [("key explain", name, "explain=[]") for name in study.explain] if isinstance(study.explain, list) else []
     named += [("[variants]", name, "variants=[]") for name in study.variants] if isinstance(study.variants, dict) else []
@@ -191,7 +211,7 @@ def with_only(study: Study, names: list[str] | None, sites: list[str] | None = N
             raise InputError(f"--method {name}: not one of the study's methods{nearest(name, study.methods)}")
     methods = [name for name in study.methods if name in names]
     changed: dict[str, Any] = {"methods": methods, "main": study.main if study.main in methods else None}
-    for key in ("method", "sweep", "explain", "variants"):
+    for key in ("method", "sweep", "tune", "explain", "variants"):
         value = getattr(study, key)
         if isinstance(value, dict):
             changed[key] = {name: own for name, own in value.items() if name in methods}

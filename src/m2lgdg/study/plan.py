@@ -26,6 +26,7 @@ from m2lgdg.splits import leave_one_site_out
 from m2lgdg.storage import InputError, write_text
 from m2lgdg.study.config import Study
 from m2lgdg.study.predictions import ADAPTED, STRICT, sweep_variant
+from m2lgdg.study.tune import Tune
 
 LIBRARIES = ("torch", "numpy", "scipy", "scikit-learn")  # their versions can change a prediction
 METHODS_FILE = "methods.json"
@@ -48,6 +49,7 @@ class Cell:
     code: str = ""
     explain_of: Literal["logit", "margin"] = "logit"  # what attributions of a network are of
     adapt: int = 0  # subjects of a batch in the adapted track; 0: the cell is of the strict track only
+    tune: Tune | None = None  # fields that are searched in source
     tracks: tuple[str, ...] = (STRICT,)  # whose rows `predictions.csv` has; one fit serves both
 
     def __str__(self) -> str:
@@ -78,6 +80,8 @@ def make_cells(study: Study, cohort: Cohort) -> list[Cell]:
             steps = study.explain_steps if explained and not variant else 0
             extra: list[Any] = [steps, study.explain_of, explaining_code_version()] if steps else []
             extra += [[ADAPTED, batch]] if batch else []
+            tune = study.tune.get(name)
+            extra += [["tune", tune.model_dump(), installed_version("optuna") if tune.ranges else ""]] if tune else []
             own = own_code(made)
             extra += [own] if own else []
             code = cell_code(plugins, steps) + own
@@ -87,7 +91,7 @@ def make_cells(study: Study, cohort: Cohort) -> list[Cell]:
                     identity = json.dumps([name, fields, target, seed, *common, *extra], sort_keys=True)
                     key = hashlib.sha256(identity.encode()).hexdigest()[:24]
                     shown = (steps, code, study.explain_of)
-                    cells.append(Cell(name, variant, target, seed, fields, key, *shown, batch, study.tracks))
+                    cells.append(Cell(name, variant, target, seed, fields, key, *shown, batch, tune, study.tracks))
     return cells
 
 

@@ -237,9 +237,13 @@ def expected_time(cells: Sequence[Cell], cohort: Cohort, jobs: int) -> tuple[int
     By times that were measured on one core, which grow with the subjects and with the square of the ROIs.
     """
     measured = json.loads(files("m2lgdg.methods").joinpath("training_times.json").read_text(encoding="utf-8"))
-    minutes = [measured["minutes"][cell.method] for cell in cells if cell.method in measured["minutes"]]
+    minutes = [measured["minutes"][cell.method] * _trainings(cell) for cell in cells if cell.method in measured["minutes"]]
     size = len(cohort) / measured["subjects"] * (len(cohort.rois) / measured["rois"]) ** 2
     return (len(minutes), 60 * sum(minutes) * size / max(jobs, 1)) if minutes else None
+
+
+def _trainings(cell: Cell) -> int:
+    return 1 if cell.tune is None else 1 + cell.tune.count * cell.tune.folds
 
 
 class _Times:
