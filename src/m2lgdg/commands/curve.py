@@ -26,6 +26,10 @@ def curve(
     method: Annotated[
         list[str] | None, typer.Option(help="Method of the study (default: its linear methods); may be repeated.")
     ] = None,
+    also: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="Folder of another curve of the same subjects, in the same figure; may be repeated."),
+    ] = None,
     changes: options.Changes = None,
     without: options.Without = None,
     plugin: options.Plugin = None,
@@ -35,15 +39,17 @@ def curve(
     Each method is trained on nested parts of source, which keep its proportions of sites and classes. Exit code 0: all
     trainings are done, 1: some failed, 2: the curve cannot be computed, 130: stopped.
     """
-    from m2lgdg.report.curve import sentences, write_curve
+    from m2lgdg.report.curve import need_curves, sentences, with_others, write_curve
     from m2lgdg.storage import InputError
     from m2lgdg.study.curve import learning_curve, linear_study
 
     if goal is not None and not 0.5 < goal < 1:
         raise InputError(f"--goal {goal:g}: an AUC between 0.5 and 1 is expected, such as 0.8.")
     resolved = linear_study(study_file(study, changes, plugin, without), method)
+    need_curves(also or (), resolved.methods)
     with watched(jobs) as watch:
         result, summary = learning_curve(resolved, to, sizes=_numbers(sizes), repeats=repeats, jobs=jobs, watch=watch)
+    result = with_others(result, also or ())
     names = write_curve(result, to)
     terminal.warn(*(f"failed: {cell}: {reason}" for cell, reason in summary.failed[:5]))
     reused = f" ({summary.reused} from an earlier run)" if summary.reused else ""

@@ -61,6 +61,10 @@ Rival = Annotated[
 Jobs = Annotated[int, typer.Option(min=1, help="Number of parallel processes.")]
 Plugin = Annotated[list[Path] | None, typer.Option(help="Python file with your own methods; may be repeated.")]
 Device = Annotated[str, typer.Option(help="Device: cpu, cuda, mps or auto.")]
+Also = Annotated[
+    list[Path] | None,
+    typer.Option(metavar="DIR", help="Another study of the same subjects, in the same tables; may be repeated."),
+]
 Rois = Annotated[
     Path | None,
     typer.Option(

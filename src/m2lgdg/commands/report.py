@@ -21,6 +21,7 @@ def report(
     share: Annotated[
         bool, typer.Option("--share", help="Write a report for sharing, without subject ids and paths, to --out or DIR/share.")
     ] = False,
+    also: options.Also = None,
     to: Annotated[Path | None, typer.Option("--out", help="Folder of the report for sharing; only with --share.")] = None,
 ) -> None:
     """Write report.html, a self-contained page with the results of a study, and its tables and figures as files."""
@@ -38,7 +39,14 @@ def report(
     gc.set_threshold(50_000)
     with terminal.progress("writing the report"):
         page = write_report(
-            folder, three_d=three_d, centroids=rois, published=beside, best=best, rivals=rival or (), share=shared
+            folder,
+            three_d=three_d,
+            centroids=rois,
+            published=beside,
+            best=best,
+            rivals=rival or (),
+            share=shared,
+            also=also or (),
         )
     terminal.out.print(f"Wrote {escape(str(page))}, and the folders tables/ and figures/ next to it.", soft_wrap=True)
     if shared is not None:

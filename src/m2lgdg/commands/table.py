@@ -23,10 +23,7 @@ def table(
     tests: Annotated[
         bool, typer.Option("--tests", help="Add the paired tests of all five metrics (t, p, Holm); --rival adds them, too.")
     ] = False,
-    also: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="DIR", help="Another study of the same subjects, in the same tables; may be repeated."),
-    ] = None,
+    also: options.Also = None,
     beside: options.Beside = None,
     site: options.TargetSite = None,
 ) -> None:
@@ -60,9 +57,8 @@ def table(
                 lines.append(f"run on another version of the cohort than {folder} (atlas, precision or preparation).")
             for line in lines:
                 typer.echo(f"\n{one}: {line}" if also else f"\n{line}")
-        # Not a part of the tables, so not on standard output. A report has all sites, and one study.
-        without = ["--site", "--best", "--rival"] if also else ["--site"]
-        suggestions.print_next(context, "report", folder, without=without, error_stream=True)
+        # Not a part of the tables, so not on standard output. A report has all sites.
+        suggestions.print_next(context, "report", folder, without=["--site"], error_stream=True)
 
 
 def other_version(first: Path, second: Path) -> bool:

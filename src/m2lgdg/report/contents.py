@@ -68,6 +68,7 @@ class Contents:
     track: str = STRICT
     adapted: pd.DataFrame | None = None
     shared: bool = False
+    parts: tuple[Contents, ...] = ()  # the studies, if these are the contents of several
 
     @property
     def all_predictions(self) -> pd.DataFrame:
@@ -159,7 +160,8 @@ class Contents:
     @cached_property
     def declared(self) -> dict[str, Declaration]:
         """Fields, variants, references and roles of the methods, as far as they are known."""
-        return declarations(self.folder)
+        parts = {name: one for part in self.parts for name, one in part.declared.items()}
+        return parts or declarations(self.folder)
 
     def with_role(self, *roles: str) -> list[str]:
         """Methods of the study with one of these roles."""
@@ -213,7 +215,10 @@ class Contents:
     def explanations(self) -> dict[str, Cells]:
         """Explained cells of each method."""
         explained: dict[str, Cells] = {}
-        for record in self.records:
+        for part in self.parts:
+            for method, cells in part.explanations.items():
+                explained.setdefault(method, []).extend(cells)
+        for record in () if self.parts else self.records:
             path = explanation_path(self.folder, record["key"])
             if path.is_dir():
                 explanation = Explanation.load(path)
@@ -231,7 +236,9 @@ class Contents:
         return {method: mean_over(each for _, each in cells) for method, cells in self.explanations.items()}
 
     def missing(self) -> list[str]:
-        """`missing_cells` of this study."""
+        """`missing_cells` of this study, or of each of several."""
+        if self.parts:
+            return [line for part in self.parts for line in part.missing()]
         return missing_cells(self.predictions, self.study, self.declared, self.failures)
 
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -32,6 +32,32 @@ def write_curve(curve: Curve, to: str | Path) -> list[str]:
     }
     write_texts(to, texts)
     return list(texts)
+
+
+def need_curves(folders: Sequence[Path], methods: Sequence[str]) -> None:
+    """Refuse folders without a curve, or with one of these methods, before a curve is computed to be shown beside them."""
+    owner: dict[str, str | Path] = dict.fromkeys(methods, "this curve")
+    for folder in folders:
+        other = stored_curve(folder)
+        if other is None:
+            raise InputError(f"{folder} has no points.csv; m2lgdg curve writes it.")
+        for method in other.trends:
+            if method in owner:
+                raise InputError(f"{folder} and {owner[method]} both have {method}; one figure has each method once.")
+            owner[method] = folder
+
+
+def with_others(curve: Curve, folders: Sequence[Path]) -> Curve:
+    """The curve with the methods of those in other folders, which need the same target sites."""
+    points, targets = [curve.points], set(curve.points["target"])
+    need_curves(folders, list(curve.trends))
+    for folder in folders:
+        other = stored_curve(folder)
+        assert other is not None  # as need_curves has seen
+        if unlike := sorted(targets ^ set(other.points["target"])):
+            raise InputError(f"{folder} and this curve differ in their target sites ({unlike[0]}); both need the same.")
+        points.append(other.points)
+    return curve if len(points) == 1 else summarise(pd.concat(points, ignore_index=True))
 
 
 def trend_table(curve: Curve) -> pd.DataFrame:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from m2lgdg.data.spreadsheets import csv_text
 from m2lgdg.report.answer import Answer, answer
-from m2lgdg.report.contents import Contents, read_contents
+from m2lgdg.report.contents import Contents
+from m2lgdg.report.joined import joined_contents, together
 from m2lgdg.report.paper_tables import label, main_method
 from m2lgdg.report.published import read_published
 from m2lgdg.report.sections import Section, facts, sections
@@ -37,6 +38,7 @@ def write_report(
     best: str | None = None,
     rivals: Sequence[str] = (),
     share: str | Path | None = None,
+    also: Sequence[str | Path] = (),
 ) -> Path:
     """Write report.html, tables/ (CSV, Markdown, LaTeX), figures/ (SVG, PNG) and explained/ (CSV) into a study folder.
 
@@ -54,6 +56,8 @@ def write_report(
         Methods of the paired tests over all target sites, as in `m2lgdg.table`.
     share : str or Path, optional
         Another folder, for a de-identified report with a predictions.csv in which subject ids are salted hashes.
+    also : sequence of str or Path
+        Other studies of the same subjects, whose methods are shown in the same tables and figures.
 
     Returns
     -------
@@ -68,7 +72,9 @@ def write_report(
     >>> m2lgdg.write_report(m2lgdg.run_study(study, tempfile.mkdtemp()).folder).name
     'report.html'
     """
-    contents = read_contents(folder, centroids)
+    if also and share is not None:
+        raise InputError("a report for sharing is of one study; leave out --share or --also.")
+    contents = joined_contents(folder, also, centroids)
     names, targets = {label(*key) for key in contents.keys}, set(contents.predictions["target"])
     beside = None if published is None else read_published(published, names, targets)
     contents = contents if share is None else shared_contents(contents)
@@ -107,7 +113,7 @@ def _write(contents: Contents, summary: Answer, made: Sequence[Section], to: Pat
         summary=summary,
         failures=contents.failures,
         sections=made,
-        facts=facts(contents),
+        facts=[*together(contents), *facts(contents)],
     )
     return write_text(to / "report.html", page)
 
