@@ -45,11 +45,12 @@ wheel:
 
 # The wheel in an empty environment: its size, then the demo and a prediction, without PyTorch.
 wheel-check: wheel
-	rm -rf build/empty build/wheel-demo
+	rm -rf build/empty build/wheel-demo build/wheel-card
 	$(PYTHON) -m venv build/empty
 	build/empty/bin/python $(PIP) dist/*.whl
 	du -sm build/empty
 	cd build && empty/bin/m2lgdg doctor
+	cd build && empty/bin/m2lgdg models && empty/bin/m2lgdg card abide-aal --out wheel-card
 	cd build && empty/bin/m2lgdg demo --preset tiny --out wheel-demo
 	cd build && empty/bin/m2lgdg fit wheel-demo/tiny.cohort --out wheel-demo/model
 	cd build && empty/bin/m2lgdg predict wheel-demo/model wheel-demo/tiny.cohort --out wheel-demo/predictions.csv

@@ -1,6 +1,8 @@
 """What is installed: extras, the wheel for every system, and every line of the docs that installs something."""
 
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -57,3 +59,20 @@ def test_every_installation_is_constrained_and_its_extras_exist(path):
 def test_the_source_distribution_has_no_results():
     included = PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["only-include"]
     assert "results" not in included and "src" in included and all((ROOT / name).exists() for name in included)
+
+
+def test_the_wheel_and_the_source_distribution_have_the_models():
+    """Hatch takes all files of the package that git does not ignore; `make wheel-check` asks the wheel itself."""
+    targets = PROJECT["tool"]["hatch"]["build"]["targets"]
+    assert targets["wheel"] == {"packages": ["src/m2lgdg"]} and "src" in targets["sdist"]["only-include"]
+    files = [path for path in (ROOT / "src/m2lgdg/model/trained").rglob("*") if path.is_file()]
+    assert {path.name for path in files} >= {"models.json", "LICENCE.md", "method.json", "weights.safetensors", "card.md"}
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("this is not a clone")
+    ignored = subprocess.run(["git", "-C", ROOT, "check-ignore", "--no-index", *files], capture_output=True, text=True)
+    assert ignored.returncode == 1 and not ignored.stdout
+    assert "m2lgdg models" in (ROOT / "Makefile").read_text().split("wheel-check: wheel")[1]
+
+
+def test_the_licence_of_the_models_is_in_every_distribution():
+    assert "src/m2lgdg/model/trained/LICENCE.md" in PROJECT["project"]["license-files"]
