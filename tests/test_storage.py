@@ -8,9 +8,10 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from m2lgdg import InputError, make
+from m2lgdg import InputError, make, storage
 from m2lgdg.storage import TEMPORARY, new_folder, remove_abandoned, write_text, write_texts, writing
 
 SAVE = """
@@ -205,3 +206,14 @@ def test_existing_files_are_replaced_only_on_request(prepared, typed, monkeypatc
         assert typed(*words, "--overwrite")[0] == 0
         assert Path("mine.csv").stat().st_size > 100
     assert typed("predict", "model", "tiny.cohort", "--out", "study")[0] == 2
+
+
+def test_the_same_tensors_have_the_same_bytes(tmp_path):
+    """The library of safetensors shuffles metadata, so that a model made again would have another hash."""
+    tensors = {"b": np.arange(3.0), "a": np.zeros((2, 0), dtype=np.float32)}
+    metadata = {"format": "some-1"} | {f"key-{i}": f'"é\n\t{i}\x7f\\' for i in range(8)}
+    files = [storage.write_tensors(tmp_path / f"{i}", tensors, metadata).read_bytes() for i in range(5)]
+    assert len({*files}) == 1
+    stored, values = storage.read_tensors(tmp_path / "0", "some-1")
+    assert stored == metadata and list(storage.read_metadata(tmp_path / "0")) == sorted(metadata)
+    np.testing.assert_array_equal(values["b"], tensors["b"])

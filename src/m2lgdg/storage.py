@@ -288,7 +288,19 @@ def write_tensors(path: str | Path, tensors: Mapping[str, npt.NDArray[Any]], met
             save_file({key: np.asarray(value, order="C") for key, value in tensors.items()}, draft, metadata=dict(metadata))
         except SafetensorError as error:  # raised by the library for a full disk, too
             raise OSError(0, one_line(error)) from None
+        _order_metadata(draft)
     return Path(path)
+
+
+def _order_metadata(path: Path) -> None:
+    """Sort the metadata of a safetensors file, whose library writes them in an order that differs from run to run."""
+    with open(path, "r+b") as file:
+        header, end = _tensor_header(file)
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) <= end - 8:
+            file.seek(8)
+            file.write(text.ljust(end - 8))
 
 
 def read_tensors(path: str | Path, kind: str, *, in_memory: bool = False) -> tuple[dict[str, str], dict[str, npt.NDArray[Any]]]:
@@ -333,7 +345,7 @@ def read_metadata(path: str | Path) -> dict[str, str]:
         return {}
 
 
-def _tensor_header(file: io.BufferedReader) -> tuple[dict[str, Any], int]:
+def _tensor_header(file: io.BufferedReader | io.BufferedRandom) -> tuple[dict[str, Any], int]:
     size = int.from_bytes(file.read(8), "little")
     header: dict[str, Any] = json.loads(file.read(min(size, os.fstat(file.fileno()).st_size)))
     return header, 8 + size
