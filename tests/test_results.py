@@ -48,6 +48,10 @@ STUDIES = {  # cells
     "abide-structure/ablation": 60,
     "abide-structure/plus": 60,
     "abide-all/linear": 400,
+    "abide-all/motion": 220,
+    "abide-all/unique": 220,
+    "abide-all/iq": 198,
+    "abide-all/viq": 20,
     "abide-default/linear": 120,
     "abide-default/paper": 4,
     "abide-default/network": 60,
@@ -336,6 +340,34 @@ def test_linear_models(areas, predictions):
         assert set(own["sites"]) == {20}
         halves = 2.0930 * own["sd"] / 20**0.5  # Student's t with 19 degrees of freedom
         assert numbers(every.replace("- /", "")) == close(np.ravel(100 * np.array([own["mean"], halves]).T))
+
+
+def test_linear_models_on_other_subjects(areas):
+    studies = [f"abide-all/{end}" for end in ("linear", "motion", "unique", "iq")]
+
+    def over_sites(study, method, variant, sites=None):
+        own = {key[3]: value[0] for key, value in areas.items() if key[:3] == (study, method, variant)}
+        assert len(own) == (18 if study.endswith("/iq") else 20)
+        return np.mean([own[site] for site in sites or own])
+
+    rows = rows_of("other-subjects")
+    assert len(rows) == 6
+    for cell, *cells in rows:
+        method, _ = named(cell)
+        for study, text in zip(studies, cells, strict=True):
+            one = method == "phenotype-logistic"
+            expected = [over_sites(study, method, variant) for variant in (("",) if one else ("", "phenotypes"))]
+            assert text.startswith("- / ") == one and numbers(text.replace("- /", "")) == close(expected)
+    pairs = [key[3] for key in areas if key[:3] == ("abide-all/iq", *BEST)]
+    text = text_of("other-subjects")
+    expected = [over_sites("abide-all/linear", BEST[0], variant, pairs) for variant in ("", "phenotypes")]
+    assert numbers(re.search(r"has (.*?) there", text)[1]) == close(expected)
+    assert numbers(re.search(r"alone: ([\d.]+)\.", text)[1]) == close([over_sites("abide-all/viq", "phenotype-logistic", "")])
+    told = numbers(text.split("phenotypes is")[1])
+    spread = [
+        np.std([v[0] for k, v in areas.items() if k[:3] == (f"abide-all/{end}", *BEST)], ddof=1) for end in ("motion", "iq")
+    ]
+    assert told == close(spread)
 
 
 def test_costs_of_networks(records):

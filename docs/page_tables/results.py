@@ -211,6 +211,53 @@ def all_sites() -> list[str]:
     ]
 
 
+# Other subjects, inputs and scans
+
+
+OTHERS = {  # what differs -> study; every study has all linear models of `SHOWN`
+    "all 1,035": results.TWENTY,
+    "FD below 0.2 mm": "abide-all/motion",
+    "no duplicate scans": "abide-all/unique",
+    "pairs of like IQ": "abide-all/iq",
+}
+SHOWN = ("connectome-adaptive", "fc-adaptive", "tangent-pearson-ridge", "fc-svm", "fc-logistic", "phenotype-logistic")
+
+
+def _alone_and_with(study: str, method: str) -> tuple[Model | None, Model]:
+    """A method by the scan alone, None where the study has no such row, and with phenotypes."""
+    if method == "phenotype-logistic":
+        return None, (study, method, "")
+    return (study, method, ""), (study, method, "phenotypes")
+
+
+@block("other-subjects")
+def other_subjects() -> list[str]:
+    """Mean AUC over sites of linear models, without / with phenotypes, on other subjects, inputs and scans."""
+    rows = []
+    for method in SHOWN:
+        row = [name(method)]
+        for study in OTHERS.values():
+            alone, given = _alone_and_with(study, method)
+            row.append(" / ".join("-" if one is None else number(results.by_site(one).mean()) for one in (alone, given)))
+        rows.append(row)
+    paired_iq, own = OTHERS["pairs of like IQ"], ("connectome-adaptive", "phenotypes")
+    sites_of_pairs = list(results.by_site((paired_iq, *own)).index)
+    all_there = [results.by_site((results.TWENTY, own[0], variant))[sites_of_pairs].mean() for variant in ("", own[1])]
+    verbal = results.by_site(("abide-all/viq", "phenotype-logistic", ""))
+    spreads = [results.by_site((study, *own)) for study in (OTHERS["FD below 0.2 mm"], paired_iq)]
+    return [
+        *table(["model", *OTHERS], rows),
+        "",
+        *bullets(
+            f"Pairs of like IQ are at {len(sites_of_pairs)} sites; with all subjects, `connectome-adaptive` has "
+            f"{' / '.join(map(number, all_there))} there.",
+            f"Verbal IQ alone: {number(verbal.mean())}.",
+            f"Sites differ more than columns: the sd over sites of `connectome-adaptive` with phenotypes is "
+            f"{number(spreads[0].std(ddof=1))} with little motion and {number(spreads[1].std(ddof=1))} in pairs.",
+        ),
+    ]
+
+
 @block("repeats")
 def repeats() -> list[str]:
     """M²LG-DG trained twice on the same kind of GPU: its cells in two folders."""
