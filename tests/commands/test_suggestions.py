@@ -78,15 +78,15 @@ def derivatives(folder, cohort):
 def test_a_clean_folder(paste, tmp_path, tiny, name):
     folder = own_folder(tmp_path / name, tiny)
     names, text = paste("check", folder, code=(0, 1))
-    assert names == ["check", "convert", "fit"]
-    assert "Then, with your own NEW_SITE: m2lgdg predict" in text
+    assert names == ["check", "convert", "run", "table", "report"]
+    assert "report.html" in text
 
 
 @pytest.mark.parametrize("bad", ["without", "spoiled"])
 def test_a_missing_and_an_unreadable_file(paste, tmp_path, tiny, bad):
     folder = own_folder(tmp_path / "lab", tiny, **{bad: str(tiny.subjects[5])})
     names, text = paste("check", folder, code=(0, 1))
-    assert names == ["check", "convert", "fit"] and "--drop-bad" in text
+    assert names == ["check", "convert", "run", "table", "report"] and "--drop-bad" in text
     assert str(tiny.subjects[5]) not in Cohort.load("lab.cohort").subjects.tolist()
 
 
@@ -95,7 +95,7 @@ def test_a_numerically_empty_scan_in_a_cohort_file(paste, tiny):
     series[3] = np.asarray(series[3]) * np.float32(1e-12)
     tiny._changed(series=tuple(series), name="tiny").save("tiny.cohort")
     names, _ = paste("check", "tiny.cohort", code=1)
-    assert names == ["check", "convert", "fit"]
+    assert names == ["check", "convert", "run", "table", "report"]
     assert len(Cohort.load("tiny-corrected.cohort")) == len(tiny) - 1
 
 
@@ -104,7 +104,7 @@ def test_a_duplicate(paste, tiny):
     series[4] = series[3]
     tiny._changed(series=tuple(series)).save("twice.cohort")
     names, text = paste("check", "twice.cohort", code=1)
-    assert names == ["check", "convert", "fit"] and "--drop-duplicates" in text
+    assert names == ["check", "convert", "run", "table", "report"] and "--drop-duplicates" in text
     assert len(Cohort.load("twice-corrected.cohort")) < len(tiny)
 
 
@@ -186,4 +186,4 @@ def test_suggested_names_are_free(tmp_path):
 def test_paths_that_look_like_options(paste, tiny):
     tiny.save("-odd.cohort")
     names, _ = paste("check", "./-odd.cohort", code=(0, 1))
-    assert names == ["check", "fit"]
+    assert names == ["check", "run", "table", "report"]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from m2lgdg import make
-from m2lgdg.commands import terminal
+from m2lgdg import make, make_cohort
+from m2lgdg.commands import reading, terminal
 from m2lgdg.commands.terminal import Lines
 
 
@@ -126,3 +126,40 @@ def test_every_long_command_shows_its_progress(typed, work, tmp_path, monkeypatc
         code, _, errors = typed(*words)
         assert code in (0, 1), errors
         assert descriptions == lines
+
+
+def helped(*words):
+    from typer.testing import CliRunner
+
+    result = CliRunner().invoke(terminal.app, [*words, "--help"], prog_name="m2lgdg", terminal_width=80)
+    assert result.exit_code == 0
+    return result.output
+
+
+def test_help_has_every_command_once_in_a_group_and_imports_none():
+    lines = helped().splitlines()
+    for name in terminal.COMMANDS:
+        assert sum(line.startswith(f"  {name} ") for line in lines) == 1
+    order = [lines.index(f"{title}:") for title in terminal.GROUPS]
+    assert order == sorted(order) and max(map(len, lines)) <= 80 and len(lines) <= 55
+
+
+@pytest.mark.parametrize("name", terminal.COMMANDS)
+def test_help_of_a_command_is_whole_in_80_columns(name):
+    text = helped(name)
+    assert max(map(len, text.splitlines())) <= 80 and "…" not in text and "list[" not in text
+
+
+def test_help_of_check_fits_on_a_screen_and_the_rest_is_in_a_table():
+    text, every = helped("check"), helped("convert")
+    assert len(text.splitlines()) <= 42 and "docs/data.md#options-by-kind" in " ".join(text.split()).replace("- kind", "-kind")
+    table = (Path(__file__).parents[2] / "docs" / "data.md").read_text().split("## Options by kind")[1].split("\n## ")[0]
+    for name in reading.BY_KIND:
+        flag = f"--{name.replace('_', '-')}"
+        assert f"\n  {flag} " not in text and f"\n  {flag} " in every and f"| `{flag}" in table
+
+
+def test_options_that_help_leaves_out_are_taken(typed, tmp_path):
+    make_cohort("tiny").save(tmp_path / "tiny.cohort")
+    code, _, said = typed("check", tmp_path / "tiny.cohort", "--session", "02")
+    assert code == 2 and "no option --session" in said

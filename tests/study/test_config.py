@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from m2lgdg import InputError, run_study
+from m2lgdg import InputError, make_cohort, run_study
 from m2lgdg.study.config import check_study, read_study, with_only
 
 GOOD = """
@@ -149,7 +149,7 @@ def test_a_misspelt_key_of_a_study(tmp_path):
 
 
 def test_a_folder_in_place_of_a_study(tmp_path):
-    with pytest.raises(InputError, match=r"is a folder; a study is a TOML file with cohort and methods\."):
+    with pytest.raises(InputError, match=r"is a folder; m2lgdg convert .* writes a file that can be run\."):
         read_study(tmp_path)
     (tmp_path / "study.json").write_text("{}")
     with pytest.raises(InputError, match=r"is a folder; to repeat its study, give .*study\.json\."):
@@ -279,3 +279,13 @@ def test_a_bad_set_ends_in_a_sentence(change, run):
     Path("study.toml").write_text(RUNNABLE + "seeds = [0]\n")
     run("study.toml", "--out", "new", "--set", change)
     assert not Path("new").exists()
+
+
+def test_a_cohort_file_is_the_study_of_the_default_and_its_peers(tmp_path):
+    make_cohort("tiny").save(tmp_path / "lab.cohort")
+    study = read_study(tmp_path / "lab.cohort", ["seeds=[1]"])
+    assert study.methods == ["prior", "phenotype-logistic", "fc-logistic", "connectome-adaptive"]
+    assert study.main == "connectome-adaptive"
+    assert (study.name, study.seeds, Path(study.cohort)) == ("lab", [1], tmp_path / "lab.cohort")
+    with pytest.raises(InputError, match="gone"):
+        read_study(tmp_path / "gone.cohort")

@@ -83,7 +83,7 @@ def write_check(result: Check, folder: Path) -> Path | None:
     return kept
 
 
-@terminal.command()
+@terminal.command(cls=reading.Brief)
 @reading.with_options
 def check(
     context: typer.Context,

@@ -14,7 +14,7 @@ group = typer.Typer(
     help="Train one model at sites that keep their subjects: each site sends sums, a coordinator combines them.",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 StudyFolder = Annotated[Path, typer.Argument(metavar="STUDY", help="Folder of the coordinator.", show_default=False)]

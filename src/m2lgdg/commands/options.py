@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Study folder written by `m2lgdg run`.", show_default=False)]
 StudyFile = Annotated[
-    Path, typer.Argument(metavar="STUDY", help="Study file (.toml, or study.json of an earlier run).", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="STUDY",
+        help="Study file (.toml, or study.json of an earlier run), or a cohort file: the default model and its simple peers.",
+        show_default=False,
+    ),
 ]
 Cohort = Annotated[
     Path, typer.Argument(metavar="COHORT", help="Cohort file, or a folder that `m2lgdg check` can read.", show_default=False)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from m2lgdg.commands import options, suggestions, terminal
 
@@ -21,6 +22,10 @@ Source = Annotated[
     Path, typer.Argument(metavar="PATH", help="Release folder, your own folder, or a cohort file.", show_default=False)
 ]
 NOT_SELECTED = "site not selected"
+BY_KIND = (  # options of single kinds of data, which docs/data.md explains and `m2lgdg convert --help` lists
+    *("strategy", "quality_checked", "all_sites", "tr", "atlas_image", "atlas_labels", "only", "values", "triangle"),
+    *("session", "confounds", "site_name", "header", "index_column", "join_runs", "motion_column"),
+)
 READER_NAMES = {"all_sites": "exclude_sites", "site_name": "site"}  # where a reader's option has another name
 
 
@@ -133,6 +138,27 @@ def _options(
     """The options of a command that reads a cohort: only its parameters count."""
 
 
+class Brief(TyperCommand):
+    """A command whose help leaves out `BY_KIND`, so that it fits on a screen; it takes them all the same."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """The options of every kind of data, and where the others are."""
+        others = [one for one in self.params if one.name in BY_KIND]
+        before = [one.hidden for one in others]  # type: ignore[attr-defined]
+        try:
+            for one in others:
+                one.hidden = True  # type: ignore[attr-defined]
+            super().format_options(ctx, formatter)
+        finally:
+            for one, hidden in zip(others, before, strict=True):
+                one.hidden = hidden  # type: ignore[attr-defined]
+        formatter.write_paragraph()
+        formatter.write_text(
+            f"{len(others)} more options are for single kinds of data, such as --session, --atlas-image and --join-runs: "
+            "m2lgdg convert --help lists them, docs/data.md#options-by-kind explains them."
+        )
+
+
 OPTIONS = inspect.signature(_options, eval_str=True).parameters
 
 
@@ -184,12 +210,13 @@ def _of_sites(cohort: Cohort, chosen: Any) -> Cohort:
 
 
 def suggest_for_file(context: typer.Context, cohort: Cohort, file: Path, without: Sequence[str] = ()) -> None:
-    """Suggest what to do with a cohort file: fit a model if it has labelled patients and controls, otherwise predict it."""
+    """Suggest what to do with a cohort file: a study if it has labels of several sites, a fit, or a prediction."""
     without = (*without, "--table")  # the file has them
     if {0, 1} <= set(cohort.labels.tolist()) and not context.params.get("new_site"):
-        model = suggestions.free(f"{file_name(cohort)}-model")
-        terminal.out.print("A study compares methods at left-out sites (docs/studies.md); `m2lgdg fit` trains one model.")
-        suggestions.print_next(context, "fit", file, "--out", model, without=without)
+        several = len(cohort.site_names) > 1 and file.suffix == ".cohort" and not context.params.get("site")
+        folder = suggestions.free(f"{file_name(cohort)}-{'results' if several else 'model'}")
+        terminal.say("`m2lgdg run` compares methods at left-out sites (docs/studies.md); `m2lgdg fit` trains one model.")
+        suggestions.print_next(context, "run" if several else "fit", file, "--out", folder, without=without)
     else:
         table = suggestions.free("predictions.csv")
         suggestions.print_next(context, "predict", suggestions.Fill("MODEL"), file, "--out", table, without=without)

@@ -17,11 +17,45 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-# In the order in which a user needs them, each in a module of its name.
-COMMANDS = (
-    *("demo", "doctor", "fetch", "check", "convert", "methods", "run", "table", "report", "curve", "share"),
-    *("fit", "federate", "adapt", "predict", "calibrate", "explain", "card", "models", "export", "serve", "audit"),
-)
+# What `m2lgdg --help` says of each command, in the order in which a user needs them; each is in a module of its name.
+GROUPS = {
+    "Try it": {
+        "demo": "the whole workflow on synthetic sites: check, study, report",
+        "doctor": "what works on this machine, and what is missing",
+    },
+    "What do I have?": {
+        "fetch": "download ABIDE I",
+        "check": "sites of a folder or cohort file, and what is wrong with it",
+        "convert": "write a folder as one cohort file",
+    },
+    "Does it work at a site it has never seen?": {
+        "methods": "all methods, or the fields and variants of one",
+        "run": "every method at every left-out site; stop and resume",
+        "table": "tables of a study, with tests",
+        "report": "one HTML page of a study: the answer, and whether to trust it",
+        "curve": "AUC against the number of subjects",
+    },
+    "Use it": {
+        "fit": "train a model on all sites",
+        "predict": "probabilities for the subjects of a new site",
+        "adapt": "correct the level of a model for a site, without labels",
+        "calibrate": "calibrate a model to a site, with labels",
+        "explain": "regions and edges that decide",
+        "serve": "a local page and API for one subject",
+    },
+    "Share it": {
+        "card": "model card",
+        "models": "models that come with the package",
+        "share": "copy of a study without paths",
+        "export": "ONNX graph, or a model to pass on",
+    },
+    "Rarely needed": {
+        "audit": "does a method see its target?",
+        "federate": "one model of hospitals that may not share data",
+    },
+}
+COMMANDS = tuple(name for group in GROUPS.values() for name in group)
+VALUES = {"path": "PATH", "int": "NUMBER", "float": "NUMBER"}  # of options, in the help
 _registered = typer.Typer()
 
 
@@ -45,10 +79,29 @@ class Group(TyperGroup):
         """A command, with its options; None if there is none of this name."""
         if cmd_name in COMMANDS and self.commands[cmd_name] is None:
             module = importlib.import_module(f"m2lgdg.commands.{cmd_name}")
-            single = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+            single = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
             single.registered_commands = [one for one in _registered.registered_commands if _name(one) == cmd_name]
-            self.commands[cmd_name] = typer.main.get_command(getattr(module, "group", single))  # a group has its own commands
+            self.commands[cmd_name] = _named_values(typer.main.get_command(getattr(module, "group", single)))
         return self.commands.get(cmd_name)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """All commands in groups, one line each, without importing them."""
+        for title, group in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(max(map(len, COMMANDS))), line) for name, line in group.items()])
+        formatter.write_paragraph()
+        formatter.write_text("m2lgdg COMMAND --help has the options of a command.")
+
+
+def _named_values(command: Any) -> Any:
+    """The command, or group of commands, whose help names values as TEXT, PATH or NUMBER instead of by Python's types."""
+    for one in (command, *getattr(command, "commands", {}).values()):
+        for parameter in one.params:
+            if parameter.param_type_name == "option" and parameter.metavar is None and not getattr(parameter, "is_flag", False):
+                about = getattr(parameter, "type_descriptor", None)  # of newer versions of typer
+                kind = str(parameter.type if about is None else about.annotation).lower()
+                parameter.metavar = next((name for part, name in VALUES.items() if part in kind), "TEXT")
+    return command
 
 
 def _name(registered: typer.models.CommandInfo) -> str:
@@ -60,7 +113,7 @@ app = typer.Typer(
     name="m2lgdg",
     help="Train classifiers of resting-state fMRI on the imaging sites you have, and test them on sites they have never seen.",
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -27,6 +27,7 @@ from m2lgdg.study.tune import Tune
 Scalar = bool | int | float | str
 Seed = Annotated[int, Field(ge=0, lt=2**32)]  # the range that every random generator accepts
 LARGEST = 2**20  # bytes of a study file
+FIRST_METHODS = ("prior", "phenotype-logistic", "fc-logistic", "connectome-adaptive")  # of a cohort file instead of a study
 
 
 class Study(BaseModel):
@@ -88,15 +89,22 @@ class Study(BaseModel):
 
 
 def read_study(path: str | Path, changes: list[str] | None = None, plugins: list[str] | None = None) -> Study:
-    """Read a study file (.toml, or study.json of an earlier run), apply `--set key=value` changes and add plugins."""
+    """Read a study file (.toml, or study.json of an earlier run), apply `--set key=value` changes and add plugins.
+
+    A cohort file stands for the study of the default model and its simple peers at all sites of it.
+    """
     path = Path(path)
     kind = "JSON" if path.suffix == ".json" else "TOML"
     if path.is_dir():
         stored = path / "study.json"
-        advice = f"to repeat its study, give {stored}" if stored.is_file() else "a study is a TOML file with cohort and methods"
+        advice = (
+            f"to repeat its study, give {stored}"
+            if stored.is_file()
+            else f"m2lgdg convert {path.name} {path.name}.cohort writes a file that can be run"
+        )
         raise InputError(f"{path} is a folder; {advice}.")
     try:
-        text = read_bytes(path, LARGEST).decode()
+        text = "" if path.suffix == ".cohort" and path.is_file() else read_bytes(path, LARGEST).decode()
         content = json.loads(text) if kind == "JSON" else tomllib.loads(text)
     except UnicodeDecodeError as error:
         raise InputError(f"cannot read {path}: {one_line(error)}.") from None
@@ -104,6 +112,8 @@ def read_study(path: str | Path, changes: list[str] | None = None, plugins: list
         raise InputError(f"{path} is not valid {kind} ({one_line(error)[:200]}).") from None
     if not isinstance(content, dict):
         raise InputError(f"{path} does not contain a study (a table of keys).")
+    if path.suffix == ".cohort":
+        content = {"name": path.stem, "cohort": path.name, "methods": list(FIRST_METHODS), "main": FIRST_METHODS[-1]}
     for change in changes or []:
         _apply(content, change)
     if plugins and isinstance(content.get("plugins", []), list):  # otherwise check_study reports it
