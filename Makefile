@@ -2,19 +2,23 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP_SHOWN := $(subst --quiet ,,$(PIP)) --progress-bar on
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 MORE := types or long or browser or kernels or fuzz or pages or onnx
 
 .PHONY: demo test test-more docs models wheel wheel-check benchmark faults federated slurm fuzz clean
 
 .venv/installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	$(BIN)/python $(PIP) torch
-	$(BIN)/python $(PIP) -e '.[dev,networks,cluster,onnx,serve,federated,docs]'
+	@echo "Installing into .venv, once: PyTorch first (some minutes without a cache), then the rest."
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python $(PIP_SHOWN) torch | grep --line-buffered -v 'already satisfied' || true
+	@$(BIN)/python $(PIP_SHOWN) -e '.[dev,networks,cluster,onnx,serve,federated,docs]' | grep -v 'already satisfied' || true
+	@$(BIN)/m2lgdg --version
 	@touch $@
 
 demo: .venv/installed
-	$(BIN)/m2lgdg demo --out demo
+	@$(BIN)/m2lgdg demo --out demo
+	@echo "The report: file://$(CURDIR)/demo/results/report.html"
 
 test: .venv/installed
 	$(BIN)/ruff check .
