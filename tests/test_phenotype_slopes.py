@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from m2lgdg import Cohort, check_cohort
-from m2lgdg.data.phenotype_slopes import heterogeneity, phenotype_findings, slopes_by_site
+from m2lgdg.data.phenotype_slopes import _rates_differ, heterogeneity, phenotype_findings, slopes_by_site
 from m2lgdg.study.description import describe
 
 
@@ -64,6 +64,11 @@ def test_the_order_of_subjects_does_not_matter():
     mixed = cohort.select(np.random.default_rng(3).permutation(len(cohort)))
     assert heterogeneity(mixed, "age") == heterogeneity(cohort, "age")
     assert slopes_by_site(mixed, "age") == slopes_by_site(cohort, "age")
+
+
+@pytest.mark.parametrize("counts", [[[5, 9], [8, 4]], [[10, 10], [10, 11]], [[3, 9], [8, 4], [20, 31]]])
+def test_the_rates_of_sites_are_compared_as_by_scipy(counts):
+    assert _rates_differ(np.array(counts)) == pytest.approx(stats.chi2_contingency(counts).pvalue, rel=1e-12)
 
 
 def test_sites_that_inputs_tell_better_than_labels():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from sklearn.model_selection import GroupKFold
 
 from m2lgdg import Cohort, InputError, make, make_cohort
 from m2lgdg.methods.within_sites import balance
@@ -209,6 +210,19 @@ def test_site_folds_hold_out_whole_sites(sizes, count, shuffle):
     if len(folds) == min(count, len(sizes)):  # none was left out, so that their sizes are to be compared
         lengths = [len(test) for _, test in folds]
         assert max(lengths) - min(lengths) <= max(Counter(sites.tolist()).values())
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 4), min_size=2, max_size=30), st.integers(2, 12), st.randoms(use_true_random=False))
+def test_site_folds_are_those_of_scikit_learn(sizes, count, shuffle):
+    """Many sites of the same size: the order of ties counts, too."""
+    sites = [f"s{i}" for i, size in enumerate(sizes) for _ in range(size)]
+    shuffle.shuffle(sites)
+    sites, labels = np.array(sites), np.array([0, 1] * len(sites), dtype=np.int8)[: len(sites)]
+    wanted = GroupKFold(min(count, len(sizes))).split(sites, groups=sites)
+    wanted = [(train, test) for train, test in wanted if len(set(labels[train])) == 2]
+    found = site_folds(sites, labels, count)
+    assert [[part.tolist() for part in fold] for fold in found] == [[part.tolist() for part in fold] for fold in wanted]
 
 
 def test_site_folds_are_balanced_where_they_can_be():

@@ -304,7 +304,7 @@ class Cohort:
         return self
 
     def _fields(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(self)} | {"series": self.scans}
+        return {each.name: self.__dict__.get(each.name, each.default) for each in fields(self)}  # as held, to read from
 
     def select(
         self, which: npt.ArrayLike | None = None, *, sites: Iterable[str] | None = None, subjects: Iterable[str] | None = None
@@ -341,11 +341,10 @@ class Cohort:
         cohort_file.check_unique(f"cohort {self.name}: selection", "subject", self.subjects[keep])
         others = {name: Parcellation(each.rois, some_of(each.scans, rows)) for name, each in self.parcellations.items()}
         chosen = self._changed(
-            **{name: getattr(self, name)[keep] for name in ("subjects", "sites", "labels", "tr")},
-            series=some_of(self.scans, rows),
-            phenotypes=self.phenotypes.iloc[keep],
+            **{name: getattr(self, name)[keep] for name in ("subjects", "sites", "labels", "tr")} | {"rows": rows},
+            phenotypes=self.__dict__["phenotypes"].iloc[keep],
             parcellations=others,
-            tables={name: table.iloc[keep] for name, table in self.tables.items()},
+            tables={name: table.iloc[keep] for name, table in self.__dict__["tables"].items()},
             findings=self.findings if sorted(rows) == list(range(len(self))) else None,
         )
         return chosen._with_digests_of(self, rows)
@@ -450,12 +449,15 @@ class Cohort:
         """A copy of the cohort that carries the findings of its check."""
         return self._changed(findings=tuple(findings))
 
-    def _changed(self, **values: Any) -> Cohort:
-        # A subset of a valid cohort is valid, so the costly checks of __post_init__ are skipped.
+    def _changed(self, rows: Sequence[int] | None = None, **values: Any) -> Cohort:
+        # A subset of a valid cohort is valid, so the costly checks of __post_init__ are skipped; its scans are frozen already.
         if "subjects" in values and "tables" not in values:  # other names for the same rows
             values["tables"] = {name: table.set_axis(values["subjects"], axis=0) for name, table in self.tables.items()}
+        held = {name: one for name, one in self.__dict__.items() if name not in (KNOWN, "series")}
         other = object.__new__(type(self))
-        other._put(**{name: value for name, value in self.__dict__.items() if name != KNOWN} | {"findings": None} | values)
+        other._put(**held | {"findings": None} | values)
+        if "series" not in values:
+            other.__dict__["series"] = some_of(self.scans, range(len(self)) if rows is None else rows)
         return other
 
     def in_order(self) -> Cohort:

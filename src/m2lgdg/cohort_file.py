@@ -243,7 +243,12 @@ def content_hash(fields: Mapping[str, Any], digests: Iterable[bytes]) -> str:
 
 
 def _json_columns(table: pd.DataFrame) -> dict[str, list[float | str | None]]:
-    return {str(name): [_json_value(value) for value in table[name].tolist()] for name in table}
+    def values(column: pd.Series[Any]) -> list[float | str | None]:
+        if column.dtype == np.float64:  # most of them, in a tenth of the time
+            return [None if value != value else value for value in column.tolist()]
+        return [_json_value(value) for value in column.tolist()]
+
+    return {str(name): values(table[name]) for name in table}
 
 
 def _json_value(value: Any) -> float | str | None:

@@ -100,9 +100,9 @@ def parts_of_weight(mean: Floats, squares: Floats, sites: int) -> Floats:
     Of each feature, `mean` is the weighted mean of the differences at the sites, and `squares` the sum of their squared
     deviations from it, each times the square of its weight.
     """
-    from scipy.stats import t
+    from scipy.special import stdtrit  # of Student's t; importing scipy.stats takes a second
 
     if sites < 2:
         return np.zeros(len(mean))
-    least = float(t.isf(CHANCE, sites - 1)) * np.sqrt(np.maximum(squares, 0.0) * sites / (sites - 1))
+    least = float(-stdtrit(sites - 1, CHANCE)) * np.sqrt(np.maximum(squares, 0.0) * sites / (sites - 1))
     return np.where(mean > least, 1.0 - (least / np.where(mean > least, mean, 1.0)) ** 2, 0.0)
