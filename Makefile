@@ -11,8 +11,8 @@ MORE := types or long or browser or kernels or fuzz or pages or onnx
 .venv/installed: pyproject.toml constraints.txt
 	@echo "Installing into .venv, once: PyTorch first (some minutes without a cache), then the rest."
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/python $(PIP_SHOWN) torch | grep --line-buffered -v 'already satisfied' || true
-	@$(BIN)/python $(PIP_SHOWN) -e '.[dev,networks,cluster,onnx,serve,federated,docs]' | grep -v 'already satisfied' || true
+	@$(BIN)/python $(PIP_SHOWN) torch
+	@$(BIN)/python $(PIP_SHOWN) -e '.[dev,networks,cluster,onnx,serve,federated,docs]'
 	@$(BIN)/m2lgdg --version
 	@touch $@
 
