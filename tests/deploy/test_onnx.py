@@ -55,7 +55,7 @@ def fold():
 
 
 def exported(fitted, folder):
-    path = export_onnx(fitted, folder / "model.onnx")
+    path = export_onnx(fitted, folder / "model.onnx", takes_prepared=True)
     return path, json.loads(path.with_suffix(".json").read_text())
 
 
@@ -239,9 +239,12 @@ def test_what_cannot_be_exported_is_a_sentence(fold, tmp_path, monkeypatch):
     for name, sentence in NO_GRAPH.items():
         with pytest.raises(InputError, match=sentence):
             export_onnx(make(name, "small" if name == "average" else None), tmp_path / "model.onnx")
+    with pytest.raises(InputError, match=r"as ONNX cannot compute partial; with --prepared, the graph takes features"):
+        export_onnx(make("braingnn", **small("braingnn") | {"epochs": 1}).fit(fold.source), tmp_path / "model.onnx")
     monkeypatch.setattr("m2lgdg.deploy.onnx.run_onnx", lambda content, inputs: np.full(3, 0.123))
-    with pytest.raises(InputError, match=r"was not written: its probabilities differ by .*\."):
-        export_onnx(fitted, tmp_path / "model.onnx")
+    for takes_prepared in (True, False):
+        with pytest.raises(InputError, match=r"was not written: its probabilities differ by .*\."):
+            export_onnx(fitted, tmp_path / "model.onnx", takes_prepared=takes_prepared)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(InputError, match=r'needs onnxruntime; install it with: pip install "m2lgdg\[onnx\]"'):
         export_onnx(fitted, tmp_path / "model.onnx")
@@ -252,7 +255,10 @@ def test_the_command(fold, tmp_path, monkeypatch, typed):
     monkeypatch.chdir(tmp_path)
     make("fc-svm").fit(fold.source).save("model")
     code, out, _ = typed("export", "model", "--out", "fc.onnx")
-    assert code == 0 and "Wrote fc.onnx, and fc.json on how to prepare its inputs." in out
+    assert code == 0 and "Wrote fc.onnx, and fc.json on its inputs, which are scans and phenotypes as they are." in out
+    assert json.loads(Path("fc.json").read_text())["inputs"][0]["shape"] == ["subject", "time", len(fold.source.rois)]
+    code, out, _ = typed("export", "model", "--out", "prepared.onnx", "--prepared")
+    assert code == 0 and "Wrote prepared.onnx, and prepared.json on how to prepare its inputs." in out
     assert Path("fc.onnx").stat().st_size > 0
 
 

@@ -24,6 +24,12 @@ def export(
     share: Annotated[
         bool, typer.Option("--share", help="Prepare for sharing: withhold paths, host and user names, and round ages to bands.")
     ] = False,
+    prepared: Annotated[
+        bool,
+        typer.Option(
+            "--prepared", help="Leave the features out: the graph takes prepared inputs, as the .json file describes."
+        ),
+    ] = False,
     plugin: options.Plugin = None,
 ) -> None:
     """Write a model as an ONNX graph with a JSON file on its inputs, or with --share as a model folder for sharing."""
@@ -42,12 +48,15 @@ def export(
     with needing("onnx", "ONNX export"):
         from m2lgdg.deploy.onnx import export_onnx
     with terminal.progress(f"exporting {fitted.name}"):
-        written = export_onnx(fitted, to)
+        written = export_onnx(fitted, to, takes_prepared=prepared)
     if fitted.site_level is not None:
         terminal.say(fitted.site_level.sentence())
-    preparation = written.with_suffix(".json").name
+    description = written.with_suffix(".json").name
+    how = "how to prepare its inputs" if prepared else "its inputs, which are scans and phenotypes as they are"
     terminal.say(
-        f"Wrote {written}, and {preparation} on how to prepare its inputs.",
+        f"Wrote {written}, and {description} on {how}.",
         f"onnxruntime reproduced the model's probabilities on synthetic subjects. {models.RESEARCH}",
-        f"Prepare the inputs of the graph as described in {preparation}.",
+        f"Prepare the inputs of the graph as described in {description}."
+        if prepared
+        else f"Give ROIs and phenotypes in the order of {description}.",
     )

@@ -1,7 +1,8 @@
-"""ONNX export of a fitted method for other languages, with a JSON file on how to prepare its inputs.
+"""ONNX export of a fitted method for other languages, with a JSON file on its inputs.
 
-The graph maps prepared inputs to the calibrated probability of being a patient. The steps before it (resampling,
-connectivity, imputation) are described in the JSON file. Predictions in Python do not need this module.
+The graph maps scans, phenotypes and tables to the calibrated probability of being a patient (`onnx_scans.py`), or, if asked
+for, prepared inputs: the steps before it (resampling, connectivity, imputation) are then described in the JSON file.
+Predictions in Python do not need this module.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from m2lgdg import scans
 from m2lgdg.cohort import Cohort, Parcellation
 from m2lgdg.connectivity import correlations
 from m2lgdg.deep import Batch, DeepMethod
+from m2lgdg.deploy.onnx_features import logarithm_nodes
 from m2lgdg.deploy.onnx_inputs import PREPARED, RAW_TABLE, TABLE, prepared_connectome
+from m2lgdg.deploy.onnx_scans import PHENOTYPES, Part, ScanGraph, described_scans, raw_inputs
 from m2lgdg.devices import plain_form
 from m2lgdg.method import Method
 from m2lgdg.methods.amplitude import AmplitudeRange, UsesAmplitude
@@ -42,10 +45,12 @@ from m2lgdg.preprocess import CATEGORICAL, PhenotypeScaler
 from m2lgdg.storage import InputError, needing, one_line, write_texts
 
 Arrays = dict[str, npt.NDArray[Any]]
-FORMAT = "m2lgdg-onnx-1"
+FORMAT, OF_SCANS = "m2lgdg-onnx-1", "m2lgdg-onnx-2"  # of a graph that takes prepared inputs, and of one that takes scans
 OPSET = 18
 TOLERANCE = 5e-5  # largest difference allowed between probabilities of the graph and of the method, in single precision
 MOST = float(logit(np.array(1.0)))  # logits beyond it are clipped before another calibration, as in Python
+SCAN_TOLERANCE = 1e-5  # the same with the features inside of the graph
+VOLUMES, FEWER = 150, 97  # of synthetic subjects, so that the graph is tried with another length than it was traced with
 TRIED = 3  # synthetic subjects on which the graph is compared with the method before it is written
 
 
@@ -161,8 +166,11 @@ def _by_member(fitted: Model, inputs: Arrays) -> Iterator[tuple[str, Method, Arr
         yield prefix, member, own
 
 
-def export_onnx(fitted: Model, path: str | Path) -> Path:
-    """Write the graph of a fitted method to `path` (.onnx), and the description of its inputs to a .json file of that name."""
+def export_onnx(fitted: Model, path: str | Path, *, takes_prepared: bool = False) -> Path:
+    """Write the graph of a fitted method to `path` (.onnx), and the description of its inputs to a .json file of that name.
+
+    The graph takes scans and phenotypes as they are, or with `takes_prepared` the features and scaled phenotypes of the method.
+    """
     path = Path(path)
     if path.suffix != ".onnx":
         raise InputError(f"{path}: the name of an ONNX file must end in .onnx.")
@@ -176,16 +184,43 @@ def export_onnx(fitted: Model, path: str | Path) -> Path:
         _need(needed)
     with fitted.checking_weights():
         subjects = _synthetic(fitted)
-        expected = fitted.predict_proba(subjects)[:, 1]
         inputs = prepared(fitted, subjects)
-        content, used = _converted(fitted, inputs)
-    inputs = {name: inputs[name] for name in used}
-    error = float(np.abs(run_onnx(content, inputs) - expected).max())
-    if not error <= TOLERANCE:
-        raise InputError(f"the ONNX graph of method {fitted.name} was not written: its probabilities differ by {error:.1e}.")
-    description = json.dumps(described(fitted, inputs), indent=1, ensure_ascii=False, allow_nan=False)
+        tried, tolerance, parts = [(subjects, inputs)], TOLERANCE, []
+        if not takes_prepared:
+            parts, tolerance = parts_of(fitted, inputs), SCAN_TOLERANCE
+            tried = [(one, raw_inputs(parts, one)) for one in (subjects, _shorter(subjects))]
+        content, used = _converted(fitted, inputs, parts, tried[0][1])
+        for cohort, given in tried:
+            error = float(np.abs(run_onnx(content, given) - fitted.predict_proba(cohort)[:, 1]).max())
+            if not error <= tolerance:
+                raise InputError(
+                    f"the ONNX graph of method {fitted.name} was not written: its probabilities differ by {error:.1e}."
+                )
+    about = described(fitted, {name: inputs[name] for name in used}) if takes_prepared else described_whole(fitted, parts, used)
+    description = json.dumps(about, indent=1, ensure_ascii=False, allow_nan=False)
     write_texts(path.parent, {path.name: content, path.with_suffix(".json").name: description + "\n"})  # both or none
     return path
+
+
+def parts_of(fitted: Model, inputs: Arrays) -> list[Part]:
+    """The members of a model with their prepared inputs."""
+    return [
+        Part(prefix, member, own, _scaler(member) if PHENOTYPES in own else None)
+        for prefix, member, own in _by_member(fitted, inputs)
+    ]
+
+
+def _shorter(cohort: Cohort) -> Cohort:
+    """Subjects with fewer volumes, if they have series, one of whom lacks a phenotype."""
+    table = cohort.phenotypes.astype(np.float64)
+    if table.shape[1]:
+        table.iloc[0, 0] = np.nan
+
+    def cut(held: Any) -> Any:
+        return held if isinstance(held, scans.Connectomes) else tuple(one[:FEWER] for one in held)
+
+    further = {name: Parcellation(one.rois, cut(one.scans)) for name, one in cohort.parcellations.items()}
+    return dataclasses.replace(cohort, series=cut(cohort.scans), parcellations=further, phenotypes=table)
 
 
 def _member_graph(fitted: Method, names: list[str]) -> _Graph:
@@ -220,9 +255,7 @@ def _member_inputs(fitted: Method, cohort: Cohort) -> Arrays:
 
 
 def described(fitted: Model, inputs: Arrays) -> dict[str, Any]:
-    """Description of the graph's inputs and output, for other programs."""
-    from m2lgdg import __version__
-
+    """Description of the inputs and the output of a graph that takes prepared inputs, for other programs."""
     several = len(fitted.members) > 1
     rows = [
         _described_input(member, name, value)
@@ -230,13 +263,25 @@ def described(fitted: Model, inputs: Arrays) -> dict[str, Any]:
         for prefix, member, own in _by_member(fitted, inputs)
         for name, value in own.items()
     ]
+    return {"format": FORMAT, **_described(fitted), "inputs": rows}
+
+
+def described_whole(fitted: Model, parts: list[Part], used: list[str]) -> dict[str, Any]:
+    """The same of a graph that takes scans."""
+    rows = [row for row in described_scans(parts) if row["name"] in used]
+    return {"format": OF_SCANS, **_described(fitted), "inputs": rows}
+
+
+def _described(fitted: Model) -> dict[str, Any]:
+    """Description of what is not an input."""
+    from m2lgdg import __version__
+
+    several = len(fitted.members) > 1
     return {
-        "format": FORMAT,
         "method": fitted.name,
         "use": "Research use; not a diagnostic device.",
         "output": {"name": "proba", "type": "float64", "shape": ["subject"], "threshold": fitted.threshold},
         **({} if fitted.site_level is None else {"site_level": fitted.site_level._asdict()}),
-        "inputs": rows,
         "atlas": fitted.facts_["atlas"],
         "rois": fitted.facts_["rois"],
         "scans": fitted.facts_.get("scans", scans.SERIES),
@@ -305,26 +350,34 @@ def run_onnx(graph: bytes | str | Path, inputs: Arrays) -> npt.NDArray[np.float6
     return np.asarray(session.run(["proba"], {name: inputs[name] for name in names})[0], dtype=np.float64)
 
 
-def _converted(fitted: Model, inputs: Arrays) -> tuple[bytes, list[str]]:
-    """Bytes of the ONNX file, and the names of its inputs (some networks use no phenotypes).
+def _converted(fitted: Model, inputs: Arrays, parts: list[Part], given: Arrays) -> tuple[bytes, list[str]]:
+    """Bytes of the ONNX file, and the names of its inputs (some networks use no phenotypes), traced with those given.
+
+    With parts, the graph takes scans.
 
     Source locations that the exporter stores with each operation are removed, because they contain local paths.
     """
     graph = _AverageGraph(fitted, inputs) if len(fitted.members) > 1 else _member_graph(fitted.method, list(inputs))
     if fitted.recalibration is not None:
         graph.after = nn.Parameter(torch.tensor(fitted.recalibration, dtype=torch.float64))
-    graph.eval()
-    subject = torch.export.Dim("subject")
+    whole = ScanGraph(parts, graph, list(given)) if parts else graph
+    whole.eval()
+    subject, time = torch.export.Dim("subject"), torch.export.Dim("time", min=2, max=100_000)
+    of_series = {part.scan for part in parts if part.member.trained_on == scans.SERIES}
+    dynamic = tuple({0: subject, 1: time} if name in of_series else {0: subject} for name in given)
     try:
         with _quiet():
             program: Any = torch.onnx.export(
-                graph,
-                tuple(map(torch.from_numpy, inputs.values())),
-                input_names=list(inputs),
+                whole,
+                tuple(map(torch.from_numpy, given.values())),
+                input_names=list(given),
                 output_names=["proba"],
                 opset_version=OPSET,
-                dynamic_shapes=(tuple({0: subject} for _ in inputs),),
-                custom_translation_table={torch.ops.aten.sort.stable: _stable_sort},
+                dynamic_shapes=(dynamic,),
+                custom_translation_table={
+                    torch.ops.aten.sort.stable: _stable_sort,
+                    torch.ops.m2lgdg.matrix_logarithm.default: logarithm_nodes,
+                },
                 optimize=False,  # runtimes optimise on loading; constant folding of a deep network takes a minute here
                 verbose=False,
             )
@@ -370,7 +423,7 @@ def _synthetic_in_atlas(fitted: Method) -> Cohort:
         scaler = _scaler(fitted)
         spread = np.where(np.isfinite(scaler.scale), scaler.scale, 0.0)
         table = pd.DataFrame(scaler.mean + spread * draw.normal(size=(TRIED, len(inputs))), index=names, columns=inputs)
-    drawn: Any = [draw.normal(size=(150, len(rois))).cumsum(axis=0).astype(np.float32) for _ in names]
+    drawn: Any = [draw.normal(size=(VOLUMES, len(rois))).cumsum(axis=0).astype(np.float32) for _ in names]
     kind = fitted.facts_.get("scans", scans.SERIES)
     if kind != scans.SERIES:  # correlations are also covariances and, in form, partial correlations
         kind = scans.CORRELATION if kind == scans.FISHER_Z else kind
