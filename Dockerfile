@@ -6,7 +6,7 @@ COPY src ./src
 RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:3.12-slim
-ARG EXTRAS=""
+ARG EXTRAS="serve"
 # PyTorch without CUDA, which is much smaller; used if EXTRAS has networks.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 # A read-only image (Apptainer) and a user without a home folder can write to /tmp only.
@@ -20,6 +20,8 @@ RUN wheel=$(ls /opt/wheels/*.whl) && \
     rm -r /opt/wheels && m2lgdg doctor
 WORKDIR /work
 USER 1000:1000
-HEALTHCHECK --interval=5m --timeout=30s CMD ["m2lgdg", "--help"]
+# The server is asked; a container that runs another command is healthy.
+HEALTHCHECK --interval=1m --timeout=10s --start-period=30s CMD grep -qz '^serve$' /proc/1/cmdline || exit 0; python -c "import urllib.request as u; u.urlopen('http://127.0.0.1:8765/health', timeout=5)"
 ENTRYPOINT ["m2lgdg"]
-CMD ["--help"]
+# Publishes the model of the package: docker run -p 8765:8765 -e M2LGDG_TOKEN m2lgdg; without the token it refuses.
+CMD ["serve", "--host", "0.0.0.0"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,7 +12,7 @@ from m2lgdg.commands import models, options, terminal
 
 @terminal.command()
 def serve(
-    model: options.Model,
+    model: options.Model = Path("abide-aal"),
     host: Annotated[
         str, typer.Option(help="127.0.0.1, localhost or ::1; with a token also an address that other machines reach.")
     ] = "127.0.0.1",
@@ -27,7 +28,10 @@ def serve(
     ] = None,
     plugin: options.Plugin = None,
 ) -> None:
-    """Serve a local page that predicts one subject: upload a scan, see probability, quality flags and important ROIs."""
+    """Serve a local page that predicts one subject: upload a scan, see probability, quality flags and important ROIs.
+
+    Without MODEL it is abide-aal, a model of the package.
+    """
     import contextlib
     import os
     import sys
