@@ -85,7 +85,7 @@ def two_sites() -> tuple[list[str], str]:
 def table() -> str:
     """Mean AUC of models on three data sets, then what the paper's method is at its two sites."""
     rows = {
-        "[`connectome-adaptive`](docs/connectome-adaptive.md), the default": [chosen(DEFAULT)],
+        "[`connectome-adaptive`](docs/connectome-adaptive.md), default": [chosen(DEFAULT)],
         "[`m2lgdg-connectome`](docs/choosing.md), a network": [chosen(NETWORK)],
         "both averaged (`plus`)": [chosen(NETWORK), chosen(DEFAULT)],
         "[`tangent-pearson-ridge`](docs/methods.md), linear": [chosen(PEER)],

@@ -86,7 +86,8 @@ def matrix_logarithm(matrices: Tensor, identity: Tensor, least: float) -> Tensor
     log = torch.zeros_like(root)
     for coefficient in plan.series:
         log = distance @ (log + coefficient * identity)
-    return (log + math.log(plan.middle) * identity) * 2 ** len(plan.roots) + torch.log(trace) * identity
+    logarithm: Tensor = (log + math.log(plan.middle) * identity) * 2 ** len(plan.roots) + torch.log(trace) * identity
+    return logarithm
 
 
 @matrix_logarithm.register_fake
@@ -103,7 +104,8 @@ def logarithm_nodes(matrices: Any, identity: Any, least: float) -> Any:
         return op.Constant(value=onnx.helper.make_tensor("number", onnx.TensorProto.DOUBLE, [], [value]))
 
     plan = Plan.of(least)
-    trace = op.ReduceSum(op.Mul(matrices, identity), op.Constant(value_ints=[1, 2]), keepdims=1)
+    axes: Any = op.Constant(value_ints=[1, 2])
+    trace = op.ReduceSum(op.Mul(matrices, identity), axes, keepdims=1)
     root = op.Div(matrices, trace)
     three_halves, half = op.Mul(identity, number(1.5)), number(0.5)
     for steps in plan.roots:
