@@ -51,6 +51,8 @@ STUDIES = {  # cells
     "abide-all/motion": 220,
     "abide-all/unique": 220,
     "abide-all/iq": 198,
+    "abide-all/noglobal": 220,
+    "abide-all/sex-age": 200,
     "abide-all/viq": 20,
     "abide-default/linear": 120,
     "abide-default/paper": 4,
@@ -343,7 +345,7 @@ def test_linear_models(areas, predictions):
 
 
 def test_linear_models_on_other_subjects(areas):
-    studies = [f"abide-all/{end}" for end in ("linear", "motion", "unique", "iq")]
+    studies = [f"abide-all/{end}" for end in ("linear", "motion", "unique", "iq", "sex-age", "noglobal")]
 
     def over_sites(study, method, variant, sites=None):
         own = {key[3]: value[0] for key, value in areas.items() if key[:3] == (study, method, variant)}
@@ -355,7 +357,7 @@ def test_linear_models_on_other_subjects(areas):
     for cell, *cells in rows:
         method, _ = named(cell)
         for study, text in zip(studies, cells, strict=True):
-            one = method == "phenotype-logistic"
+            one = method == "phenotype-logistic" or study.endswith("/sex-age")
             expected = [over_sites(study, method, variant) for variant in (("",) if one else ("", "phenotypes"))]
             assert text.startswith("- / ") == one and numbers(text.replace("- /", "")) == close(expected)
     pairs = [key[3] for key in areas if key[:3] == ("abide-all/iq", *BEST)]

@@ -214,18 +214,21 @@ def all_sites() -> list[str]:
 # Other subjects, inputs and scans
 
 
+SEX_AND_AGE = "abide-all/sex-age"  # has phenotypes in all rows: the scan alone would not differ
 OTHERS = {  # what differs -> study; every study has all linear models of `SHOWN`
     "all 1,035": results.TWENTY,
     "FD below 0.2 mm": "abide-all/motion",
     "no duplicate scans": "abide-all/unique",
     "pairs of like IQ": "abide-all/iq",
+    "sex and age, no IQ": SEX_AND_AGE,
+    "no global signal regression, CC200": "abide-all/noglobal",
 }
 SHOWN = ("connectome-adaptive", "fc-adaptive", "tangent-pearson-ridge", "fc-svm", "fc-logistic", "phenotype-logistic")
 
 
 def _alone_and_with(study: str, method: str) -> tuple[Model | None, Model]:
     """A method by the scan alone, None where the study has no such row, and with phenotypes."""
-    if method == "phenotype-logistic":
+    if method == "phenotype-logistic" or study == SEX_AND_AGE:
         return None, (study, method, "")
     return (study, method, ""), (study, method, "phenotypes")
 
