@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -118,7 +118,7 @@ def _resampled(
     return result
 
 
-@cache
+@lru_cache(maxsize=256)  # a server meets scans of ever new lengths
 def spline_matrix(given: int, wanted: int) -> Floats:
     """(wanted, given) matrix that resamples `given` equally spaced points to `wanted` points by a cubic spline."""
     from scipy.interpolate import CubicSpline

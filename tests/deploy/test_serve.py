@@ -26,7 +26,7 @@ pytest.importorskip("starlette")
 from m2lgdg.deploy.serve import app as web  # noqa: E402
 from m2lgdg.deploy.serve import intake  # noqa: E402
 from m2lgdg.deploy.serve.result import result_of  # noqa: E402
-from m2lgdg.deploy.serve.upload import LARGEST, one_subject  # noqa: E402
+from m2lgdg.deploy.serve.upload import LARGEST, example_file, one_subject  # noqa: E402
 
 HOST = "127.0.0.1:8765"
 OPENED = []  # what was opened for writing while `watching`
@@ -508,6 +508,19 @@ def test_a_model_of_two_atlases_takes_a_file_for_each():
 @pytest.fixture(scope="module")
 def of_connectomes(cohort):
     return make("fc-logistic").fit(cohort.to_connectomes(), source_distribution=True, new_site_calibration=True)
+
+
+def test_a_synthetic_scan_can_be_tried(fitted, of_connectomes):
+    """By its button, whatever file is chosen; a model of connectomes has no such button."""
+    page = send(fitted, "GET")
+    assert page.text.count('name="example"') == 1 and "synthetic scan:" not in page.text
+    series = np.loadtxt(example_file(116)[1].decode().splitlines(), delimiter=",")
+    assert series.shape == (200, 116)
+    whole = fitted.predict_proba(Cohort([series], ["a"], [""], [-1], fitted.facts_["rois"], atlas="aal"))[0, 1]
+    answer = send(fitted, files={"series": ("scan.npy", b"broken")}, data={"example": "1"})
+    assert answer.status_code == 200 and f"<strong>{whole:.2f}</strong>" in answer.text and "nobody" in answer.text
+    assert 'name="example"' not in send(of_connectomes, "GET").text
+    assert send(of_connectomes, files={"connectome": ("a.npy", b"1")}, data={"example": "1"}).status_code == 400
 
 
 def pconn(matrix, rois):

@@ -190,7 +190,7 @@ FORMS = {  # what is sent, status, sentence
     "many fields": (
         {"files": {"series": ("a.npy", b"1")}, "data": {f"x{i}": "1" for i in range(50)}},
         400,
-        UNREADABLE.format("Too many fields. Maximum number of fields is 5"),
+        UNREADABLE.format("Too many fields. Maximum number of fields is 6"),
     ),
     "a long field": (
         {"files": {"series": ("a.npy", b"1")}, "data": {"p1": "1" * 201}},

@@ -26,12 +26,13 @@ from m2lgdg.deploy.serve.guard import HEALTH, OPENAPI, Guard, sentence
 from m2lgdg.deploy.serve.intake import ENVELOPE, MEGABYTES, PATIENCE, RETRY, TOO_LARGE, Intake, Refused, need_small
 from m2lgdg.deploy.serve.result import Result, result_of
 from m2lgdg.deploy.serve.structure import LARGEST_TABLE, MOST_FILES, STATS, TABLES, Files, expected_tables
-from m2lgdg.deploy.serve.upload import LARGEST, SUFFIXES, TR, field_of, one_subject, plain_name, taken
+from m2lgdg.deploy.serve.upload import LARGEST, SUFFIXES, TR, example_file, field_of, one_subject, plain_name, taken
 from m2lgdg.method import Method, is_network
 from m2lgdg.model.model import Model
 from m2lgdg.scans import CORRELATION, FISHER_Z, SERIES
 
 Form = tuple[dict[str, tuple[str, bytes]], Files, dict[str, str]]  # files of atlases, files of tables, other fields
+EXAMPLE = "example"  # the part of the form that asks for a synthetic scan
 FILE = {"series": "a file with ROI series", "connectome": "a file with a connectome"}
 
 
@@ -42,6 +43,8 @@ class Desk:
         self.fitted = fitted
         self.names = {f"p{i}": name for i, name in enumerate(fitted.facts_["inputs"])}  # field -> phenotype
         self.takes = {atlas: taken(member) for atlas, member in fitted.members.items()}  # a series or a connectome
+        self.example = set(self.takes.values()) == {"series"}  # whether a synthetic scan can be shown
+        self.words = ("tr", "explain", *([EXAMPLE] if self.example else []), *self.names)  # fields of text
         named = enumerate(self.takes.items())
         self.files = {f"{what}-{i}" if i else what: atlas for i, (atlas, what) in named}  # field -> atlas
         self.tables = {f"table-{i}": one for i, one in enumerate(expected_tables(fitted))}  # by field
@@ -82,10 +85,12 @@ class Desk:
         async def take(form: FormData) -> Form:
             files, tables, words = self._checked(form)
             scans = {atlas: (file.filename or "", await file.read()) for atlas, file in files.items()}
+            if EXAMPLE in words:
+                scans = {atlas: example_file(len(member.facts_["rois"])) for atlas, member in self.fitted.members.items()}
             read = {name: [(one.filename or "", await one.read()) for one in own] for name, own in tables.items()}
             return scans, read, words
 
-        return await self.intake.form(request, take, most_files=self.most_files, most_fields=len(self.names) + 2)
+        return await self.intake.form(request, take, most_files=self.most_files, most_fields=len(self.words))
 
     def _checked(self, form: FormData) -> tuple[dict[str, UploadFile], dict[str, list[UploadFile]], dict[str, str]]:
         """File of each atlas, files of tables and other fields; one that the page does not have, or has twice, is refused."""
@@ -97,12 +102,14 @@ class Desk:
                 given[key] = value
             elif key in self.tables and isinstance(value, UploadFile):
                 tables.setdefault(self.tables[key].name, []).extend([value] if value.filename or value.size else [])
-            elif key in ("tr", "explain", *self.names) and isinstance(value, str) and key not in words:
+            elif key in self.words and isinstance(value, str) and key not in words:
                 words[key] = value
             elif key in SUFFIXES and key not in self.files:
                 raise Refused(f"The form has a part {key!r}; this model takes {' and '.join(map(repr, self.files))}.")
             else:
                 raise Refused(f"The form has an unexpected part {key[:40]!r}.")
+        if EXAMPLE in words:
+            return {}, {}, words
         filled = {key: file for key, file in given.items() if file.filename or file.size}  # a browser sends empty fields, too
         if not filled:
             raise Refused(f"Choose {FILE[self.takes[next(iter(self.takes))]]} first.", 422)
@@ -128,6 +135,8 @@ class Desk:
             first=FILE[self.takes[next(iter(self.takes))]],
             shapes=list(dict.fromkeys(map(_shape, self.fitted.members.values()))),
             explain=not words or "explain" in words,
+            example=self.example,
+            shown=EXAMPLE in words,
             network=is_network(self.fitted),
             largest=LARGEST,
             megabytes=MEGABYTES,

@@ -107,6 +107,14 @@ class Numbers(NamedTuple):
 Content = bytes | Numbers
 
 
+def example_file(rois: int) -> tuple[str, bytes]:
+    """Name and content of a synthetic scan of 200 volumes, always the same: eight smooth courses, mixed, and noise."""
+    rng = np.random.default_rng(0)
+    courses = np.apply_along_axis(np.convolve, 0, rng.standard_normal((205, 8)), np.ones(6), "valid")  # (time, course)
+    series = courses @ rng.standard_normal((8, rois)) + 4 * rng.standard_normal((len(courses), rois))  # (time, roi)
+    return "synthetic.csv", "\n".join(",".join(f"{value:.4f}" for value in row) for row in series).encode()
+
+
 def one_subject(
     fitted: Model,
     files: Mapping[str, tuple[str, Content]],
