@@ -53,6 +53,7 @@ def main() -> None:
         page.goto(report.as_uri())
         known = {"top", *page.evaluate("[...document.querySelectorAll('[data-section]')].map(each => each.dataset.section)")}
         print(f"Sections of the report: {', '.join(sorted(known))}")
+        page.evaluate("document.querySelectorAll('details.section').forEach(each => { each.open = true; })")
         for name in PARTS:
             if name not in known:
                 sys.exit(f"The report has no section {name}.")

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import m2lgdg
-from m2lgdg.connectivity import fc_features
 from m2lgdg.metrics import auc
 from m2lgdg.study.predictions import read_predictions
 
@@ -83,7 +82,7 @@ def test_octave_reads_predictions(folder):
 
 
 @pytest.mark.skipif(OCTAVE is None, reason="GNU Octave is not installed")
-def test_octave_prepares_edges(folder, subject):
-    text = blocks("matlab.md", "matlab")[2] + 'dlmwrite("edges.csv", edges, "precision", 17);\n'
-    run(OCTAVE, text, "edges.m", folder)
-    np.testing.assert_allclose(np.loadtxt(folder / "edges.csv", delimiter=","), fc_features(subject.series)[0], atol=1e-6)
+def test_octave_reads_series_for_the_graph(folder, subject):
+    text = blocks("matlab.md", "matlab")[2] + 'dlmwrite("read.csv", series, "precision", 17);\n'
+    run(OCTAVE, text, "series.m", folder)
+    np.testing.assert_array_equal(np.loadtxt(folder / "read.csv", delimiter=",").astype(np.float32), subject.series[0])

@@ -147,7 +147,7 @@ def test_calibrate_and_adapt(cli, model, series):
 
 def test_onnx_from_the_description_alone(cli, model, folder):
     onnxruntime = pytest.importorskip("onnxruntime")
-    cli("export", "model", "--out", "z.onnx")
+    cli("export", "model", "--out", "z.onnx", "--prepared")
     about = json.loads(Path("z.json").read_text())
     target = Cohort.load("z.cohort").select(sites=["new"])
     (described,) = about["inputs"]

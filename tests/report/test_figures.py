@@ -215,10 +215,10 @@ def test_labels_of_many_swept_fields_do_not_overlap(monkeypatch):
         sheets[0].canvas.draw_without_rendering()
 
     monkeypatch.setattr(figures, "draw", drawn)
-    folder = Path(__file__).parents[2] / "results" / "sensitivity" / "connectome"
+    folder = Path(__file__).parents[2] / "results" / "sensitivity" / "m2lgdg"
     recorded = json.loads((folder / "study.json").read_text())
-    axes, default = recorded["sweep"]["m2lgdg-connectome"], recorded["method"]["m2lgdg-connectome"]
-    figures.sensitivity_curves("m2lgdg-connectome", cell_scores(read_predictions(folder)), axes, default)
+    axes, default = recorded["sweep"]["m2lgdg"], recorded["method"]["m2lgdg"]
+    figures.sensitivity_curves("m2lgdg", cell_scores(read_predictions(folder)), axes, default)
     lowest = sheets[0].canvas.axes[-len(axes) :]
     assert [panel.get_xlabel() for panel in lowest] == list(axes)
     for panel in lowest:

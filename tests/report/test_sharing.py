@@ -450,9 +450,22 @@ def test_a_shared_graph(model, cohort, tmp_path, typed):
         pytest.importorskip(package)
     assert typed("export", model, "--share", "--out", tmp_path / "given" / "model.onnx")[0] == 0
     assert_silent(tmp_path / "given", cohort)
-    reported = json.loads((tmp_path / "given" / "model.json").read_text())
-    (columns,) = (one["columns"] for one in reported["inputs"] if one["name"] == "phenotypes")
-    assert {one["name"]: one["fill"] for one in columns}["age"] % 5 == 2.5
+    assert typed("export", model, "--share", "--prepared", "--out", tmp_path / "prepared" / "model.onnx")[0] == 0
+    reported, described = (
+        {one["name"]: one for one in json.loads((tmp_path / name / "model.json").read_text())["inputs"]}
+        for name in ("prepared", "given")
+    )
+    (fill,) = (one["fill"] for one in reported["phenotypes"]["columns"] if one["name"] == "age")
+    assert fill % 5 == 2.5
+    import onnxruntime
+
+    named = described["phenotypes"]["columns"]
+    phenotypes = np.tile(cohort.phenotypes[named].median().to_numpy(dtype=float), (3, 1))  # (subject, column)
+    phenotypes[:, named.index("age")] = np.nan, fill, np.median(cohort.phenotypes["age"])
+    series = np.tile(np.asarray(cohort.series[0], dtype=np.float32), (3, 1, 1))  # (subject, time, roi)
+    graph = onnxruntime.InferenceSession(tmp_path / "given" / "model.onnx")
+    missing, coarse, exact = graph.run(["proba"], {"series": series, "phenotypes": phenotypes})[0]
+    assert missing == coarse != exact  # the graph has not kept the median
 
 
 def test_a_shared_table_of_predictions(model, cohort, tmp_path, typed):

@@ -138,7 +138,7 @@ def test_the_command(typed, tmp_path):
     )
     code, out, err = typed("table", first, "--also", second, "--best", "two")
     assert code == 0 and out.startswith(m2lgdg.table(first, also=[second], best="two").rstrip())
-    assert err.strip() == f"Next: m2lgdg report {first}"  # without --best, which the first study does not have
+    assert err.strip() == f"Next: m2lgdg report {first} --best two --also {second}"
     code, _, err = typed("table", first, "--also", tmp_path / "nowhere")
     assert code == 2 and "nowhere is not a study folder" in err
 

@@ -19,6 +19,7 @@ USES = {  # extra -> what needs it
     "serve": "serve",
     "cluster": "run --engine dask and run --scheduler",
     "skops": "saved models of scikit-learn estimators",
+    "optuna": "ranges in [tune] of study files",
     "matlab": "MATLAB 7.3 files",
     "federated": "federate",
     "flower": "federated training over a network",
