@@ -149,6 +149,6 @@ def test_so_it_is_where_it_is_exported(not_holding, tmp_path):
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
     target, fitted, without = not_holding
-    graph = onnx.export_onnx(fitted, tmp_path / "model.onnx")
+    graph = onnx.export_onnx(fitted, tmp_path / "model.onnx", takes_prepared=True)
     found = onnx.run_onnx(graph, onnx.prepared(fitted, target))
     np.testing.assert_allclose(found, without.predict_proba(target)[:, 1], atol=1e-5)

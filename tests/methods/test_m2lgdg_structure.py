@@ -424,7 +424,7 @@ def test_integrated_gradients_of_tables_are_complete(fold, fitted):
 def test_exported_it_decides_the_same_from_inputs_prepared_by_their_description(fold, tmp_path):
     """Two programs: this one reads the JSON file only, with numpy."""
     plus = Model(make(NAME, **SMALL | {"plus": True}).fit(fold.source, seed=0))
-    path = export_onnx(plus, tmp_path / "model.onnx")
+    path = export_onnx(plus, tmp_path / "model.onnx", takes_prepared=True)
     described = {one["name"]: one for one in json.loads(path.with_suffix(".json").read_text())["inputs"]}
     inputs = prepared(plus, fold.target)
     for name in ("thickness", "aseg"):

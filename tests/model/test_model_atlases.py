@@ -210,7 +210,7 @@ def test_onnx(fold, fitted, tmp_path):
     pytest.importorskip("onnxruntime")
     from m2lgdg.deploy.onnx import export_onnx, prepared, run_onnx
 
-    path = export_onnx(fitted, tmp_path / "model.onnx")
+    path = export_onnx(fitted, tmp_path / "model.onnx", takes_prepared=True)
     np.testing.assert_allclose(
         run_onnx(path, prepared(fitted, fold.target)), fitted.predict_proba(fold.target)[:, 1], rtol=0, atol=1e-6
     )
@@ -236,7 +236,7 @@ def test_onnx_with_a_table(fold, gappy, tmp_path):
 
     source, target = with_table(gappy.source), with_table(fold.target)
     fitted = make("connectome-adaptive").fit(source)
-    path = export_onnx(fitted, tmp_path / "model.onnx")
+    path = export_onnx(fitted, tmp_path / "model.onnx", takes_prepared=True)
     columns = {row["name"]: row.get("columns") for row in json.loads((tmp_path / "model.json").read_text())["inputs"]}
     assert columns["atlas-0.table.volume"] == list("abcd") and columns["atlas-1.table.volume"] == list("abc")
     np.testing.assert_allclose(run_onnx(path, prepared(fitted, target)), fitted.predict_proba(target)[:, 1], rtol=0, atol=1e-6)

@@ -477,9 +477,12 @@ def test_a_method_of_constant_scores_gives_sets_of_both(source, new):
 @pytest.mark.onnx
 def test_the_onnx_graph_is_recalibrated(fitted, new, tmp_path):
     pytest.importorskip("onnxruntime")
-    from m2lgdg.deploy.onnx import export_onnx, prepared, run_onnx
+    from m2lgdg.deploy.onnx import export_onnx, parts_of, prepared, raw_inputs, run_onnx
 
-    file = export_onnx(fitted, tmp_path / "model.onnx")
+    one, whole = new.select([0]), export_onnx(fitted, tmp_path / "whole.onnx")
+    found = run_onnx(whole, raw_inputs(parts_of(fitted, prepared(fitted, one)), one))
+    np.testing.assert_allclose(found, fitted.predict_proba(one)[:, 1], atol=1e-6)
+    file = export_onnx(fitted, tmp_path / "model.onnx", takes_prepared=True)
     np.testing.assert_allclose(run_onnx(file, prepared(fitted, new)), fitted.predict_proba(new)[:, 1], atol=1e-6)
     assert json.loads(file.with_suffix(".json").read_text())["output"]["threshold"] == fitted.new_site_.threshold
 

@@ -434,11 +434,14 @@ def test_the_commands_from_adapt_to_predict(typed, model, new, tmp_path, monkeyp
 
 @pytest.mark.onnx
 def test_explanations_and_onnx_are_at_the_level(fitted, new, tmp_path):
-    from m2lgdg.deploy.onnx import export_onnx, prepared, run_onnx
+    from m2lgdg.deploy.onnx import export_onnx, parts_of, prepared, raw_inputs, run_onnx
     from m2lgdg.deploy.serve.result import result_of
 
     adapt(fitted, new)
-    path = export_onnx(fitted, tmp_path / "model.onnx")
+    one, whole = new.select([0]), export_onnx(fitted, tmp_path / "whole.onnx")
+    found = run_onnx(whole, raw_inputs(parts_of(fitted, prepared(fitted, one)), one))
+    np.testing.assert_allclose(found, fitted.predict_proba(one)[:, 1], atol=1e-6)
+    path = export_onnx(fitted, tmp_path / "model.onnx", takes_prepared=True)
     assert json.loads((tmp_path / "model.json").read_text())["site_level"]["subjects"] == 40
     np.testing.assert_allclose(run_onnx(path, prepared(fitted, new)), fitted.predict_proba(new)[:, 1], atol=1e-6)
     shown = result_of(fitted, new.select([0]), explained=False)
