@@ -278,6 +278,7 @@ def test_long_trainings_are_announced(folder, typed, monkeypatch):
     count, seconds = expected_time(cells, cohort, jobs=2)
     assert count == 2 and np.isclose(seconds, 2200 * 60 * len(cohort) / 1035 * (len(cohort.rois) / 116) ** 2)
     assert expected_time(cells[2:], cohort, 1) is None
+    assert expected_time([Cell("m2lgdg", "", "east", 0, {"epochs": 3}, "short")], cohort, 1) is None
     monkeypatch.setattr("m2lgdg.study.runner.expected_time", lambda *_: (85, 7 * 3600.0))
     (folder / "study.json").write_text(json.dumps(study(folder, methods=["prior"], plugins=[], variants=[])))
     _, text, _ = typed("run", folder / "study.json", "--out", folder / "out")

@@ -11,7 +11,7 @@ import statistics
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -234,12 +234,18 @@ def run_items(
 def expected_time(cells: Sequence[Cell], cohort: Cohort, jobs: int) -> tuple[int, float] | None:
     """Number of networks among the cells, and at most about how many seconds they train on `jobs` cores; None without any.
 
-    By times that were measured on one core, which grow with the subjects and with the square of the ROIs.
+    By times that were measured on one core, which grow with the subjects and with the square of the ROIs. A network with
+    another number of epochs does not count: it often is a small one, too, such as those of the demo.
     """
     measured = json.loads(files("m2lgdg.methods").joinpath("training_times.json").read_text(encoding="utf-8"))
-    minutes = [measured["minutes"][cell.method] * _trainings(cell) for cell in cells if cell.method in measured["minutes"]]
+    known, usual = measured["minutes"], load_methods()
+    minutes = [known[cell.method] * _trainings(cell) for cell in cells if cell.method in known and _whole(cell, usual)]
     size = len(cohort) / measured["subjects"] * (len(cohort.rois) / measured["rois"]) ** 2
     return (len(minutes), 60 * sum(minutes) * size / max(jobs, 1)) if minutes else None
+
+
+def _whole(cell: Cell, methods: Mapping[str, Any]) -> bool:
+    return bool(cell.fields.get("epochs", methods[cell.method].epochs) == methods[cell.method].epochs)
 
 
 def _trainings(cell: Cell) -> int:
