@@ -17,7 +17,7 @@ from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 IMAGES = Path(__file__).resolve().parent / "images"
-PARTS = ("top", "answer", "sites", "curves", "explained")  # the start of the page, then sections by their data-section
+PARTS = ("top", "overall", "sites", "curves", "explained")  # the start of the page, then sections by their data-section
 LARGEST = 300_000  # bytes
 
 
