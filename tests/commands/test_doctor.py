@@ -38,6 +38,7 @@ def test_doctor_names_what_is_missing_for_which_command(typed, monkeypatch):
         "cluster": [],
         "skops": [],
         "matlab": [],
+        "optuna": [],
         "federated": missing_libraries("federated"),
         "flower": missing_libraries("flower"),
     }
