@@ -42,7 +42,7 @@ class InputError(Exception):
 
 
 EXTRAS = {  # optional parts of the package -> libraries that they bring, by the names under which they are imported
-    "networks": ("torch", "captum"),
+    "networks": ("torch",),
     "onnx": ("torch", "onnx", "onnxruntime", "onnxscript"),
     "serve": ("starlette", "uvicorn", "python_multipart"),
     "cluster": ("dask", "distributed", "dask_jobqueue"),

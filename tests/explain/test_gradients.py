@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from captum.attr import IntegratedGradients
 from torch import nn
 
 from m2lgdg import InputError, Model, leave_one_site_out, make, make_cohort, run_study
@@ -173,3 +174,37 @@ def test_members_in_one_stack_are_explained_as_one_after_another_whatever_the_po
         torch.testing.assert_close(other_change, change, rtol=1e-3, atol=1e-6)
         for name, value in expected.items():
             torch.testing.assert_close(attributed[name], value, rtol=1e-3, atol=1e-4 * float(value.abs().max()))
+
+
+@pytest.mark.parametrize("variant", ["", "plus", "scan", "no-phenotypes", "M1"])
+@pytest.mark.parametrize("of", ["logit", "margin"])
+def test_attributions_are_those_of_captum_on_the_plain_network(fold, variant, of):
+    fields = METHODS["m2lgdg-connectome"].variants["small"] | {"epochs": 1, "warmup": 0}
+    method = make("m2lgdg-connectome", **fields | METHODS["m2lgdg-connectome"].variants.get(variant, {})).fit(
+        fold.source, seed=0
+    )
+    scaler = PhenotypeScaler.restore(tuple(method.facts_["inputs"]), method.state_, "scaler")
+    batch = method.make_batch(fold.target.select(np.arange(3)), scaler, torch.device("cpu"))
+    classes = torch.tensor([0, 1, 1]) if of == "logit" else None
+    attributed, change = integrated_gradients(method.network(), batch, 9, classes)
+    network, baselines = plain_form(method.network()), method.network().baselines()
+    names = [*batch.features, *["phenotypes"] * bool(batch.phenotypes.shape[1])]
+    given = [batch.phenotypes if name == "phenotypes" else batch[name] for name in names]
+    start = [baselines[name].expand_as(one) if name in baselines else 0 * one for name, one in zip(names, given, strict=True)]
+
+    def decision(*values):
+        features = dict(zip(names, values, strict=True))
+        phenotypes = features.pop("phenotypes", torch.empty(len(values[0]), 0))
+        logits = network(Batch(features, phenotypes, batch.label[:1], batch.site[:1]))
+        margin = logits[:, 1] - logits[:, 0]
+        return (logits if of == "logit" else margin[:, None]) + 0 * sum(one.sum(1, keepdim=True) for one in values)
+
+    target = 0 if classes is None else classes
+    expected = IntegratedGradients(decision).attribute(tuple(given), tuple(start), target=target, n_steps=9)
+    assert any(one.abs().max() > 1e-5 for one in expected)
+    for name, one in zip(names, expected, strict=True):
+        torch.testing.assert_close(attributed[name], one.detach(), rtol=1e-4, atol=1e-5 * float(one.abs().max()) + 1e-9)
+    with torch.no_grad():
+        both = (decision(*given) - decision(*start)).gather(1, torch.as_tensor(target).expand(3)[:, None])
+    torch.testing.assert_close(change[:, :1], both, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(change[:, 1], sum(one.sum(1) for one in expected).detach(), rtol=1e-4, atol=1e-6)

@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from captum.attr import IntegratedGradients
 from torch import Tensor, nn
 
 from m2lgdg.cohort import Cohort
@@ -23,6 +22,8 @@ from m2lgdg.method import Method
 from m2lgdg.preprocess import PhenotypeScaler
 from m2lgdg.scans import SERIES
 from m2lgdg.storage import InputError
+
+Values = Mapping[str, Tensor]
 
 SUBJECTS_AT_ONCE = 4  # subjects explained at a time
 POINTS_AT_ONCE = 16  # path points per pass, unless the network names a number: a large one takes 0.2 GB for each
@@ -107,31 +108,67 @@ def integrated_gradients(
     Without `classes` (subject,) they are of logit(patient) - logit(control). Also returns (subject, 2): the change of this
     logit or difference from the baseline, and the sum of the attributions.
     """
-    inputs = dict(batch.features) | ({"phenotypes": batch.phenotypes} if batch.phenotypes.shape[1] else {})
-
-    def decision(*values: Tensor) -> Tensor:
-        features, count = dict(zip(inputs, values, strict=True)), len(values[0])
-        phenotypes = features.pop("phenotypes", batch.phenotypes.new_empty(count, 0))
-        logits: Tensor = network(Batch(features, phenotypes, batch.label[:1].expand(count), batch.site[:1].expand(count)))
-        # Inputs that the network does not use need a gradient too, of zero.
-        unused = torch.stack([value.flatten(1).sum(1) for value in values]).sum(0) * 0.0
-        if classes is not None:
-            return logits + unused[:, None]
-        return logits[:, 1] - logits[:, 0] + unused
-
-    given = tuple(value.float() for value in inputs.values())
+    given = {name: value.float() for name, value in _values(batch).items()}
     known = _baselines(network)
-    start = tuple(known[name].expand_as(value) if name in known else torch.zeros_like(value) for name, value in inputs.items())
-    points = max(getattr(network, "points_at_once", POINTS_AT_ONCE), len(batch))
-    attributions = IntegratedGradients(decision).attribute(
-        given, start, target=classes, n_steps=steps, internal_batch_size=points
-    )
+    start = {name: known[name].expand_as(value) if name in known else torch.zeros_like(value) for name, value in given.items()}
+    start = {name: value.clone().requires_grad_() for name, value in start.items()}
+    points = max(getattr(network, "points_at_once", POINTS_AT_ONCE) // len(batch), 1)
+
+    def decisions(values: Values) -> Tensor:
+        logits: Tensor = network(_batch(values, batch)).view(-1, len(batch), 2)  # (point, subject, class)
+        return logits[..., 1] - logits[..., 0] if classes is None else logits[..., torch.arange(len(batch)), classes]
+
+    # What is affine in the inputs has the same gradient all along the path: it is computed at both ends only.
+    affine = getattr(network, "affine", lambda same: same)
+    first = _values(affine(_batch(start, batch)))
     with torch.no_grad():
-        change = decision(*given) - decision(*(value.float() for value in start))
-        change = change if classes is None else change.gather(1, classes[:, None])[:, 0]
-    attributed = {name: value.detach() for name, value in zip(inputs, attributions, strict=True)}
+        last = _values(affine(_batch(given, batch)))
+        change = (decisions(last) - decisions(first))[0]
+    mean = _mean_gradients(decisions, {name: value.detach() for name, value in first.items()}, last, steps, points)
+    gradients = torch.autograd.grad([*first.values()], [*start.values()], mean, materialize_grads=True)
+    attributed = {
+        name: gradient * (value - start[name].detach())
+        for (name, value), gradient in zip(given.items(), gradients, strict=True)
+    }
     total = torch.stack([value.flatten(1).sum(1) for value in attributed.values()]).sum(0)
     return {"phenotypes": torch.zeros_like(batch.phenotypes)} | attributed, torch.stack([change, total], dim=1)
+
+
+def _mean_gradients(
+    decisions: Callable[[Values], Tensor], first: Values, last: Values, steps: int, points: int
+) -> list[Tensor]:
+    """Mean gradient of each value on the straight path to `last`, by Gauss-Legendre quadrature, some points at a time."""
+    at = {name: value.clone().requires_grad_() for name, value in first.items()}
+    means = [torch.zeros_like(value) for value in first.values()]
+    like = means[0]
+    nodes, weights = (
+        torch.split(torch.tensor(each / 2, dtype=like.dtype, device=like.device), points)
+        for each in np.polynomial.legendre.leggauss(steps)
+    )
+    for some, shares in zip(nodes, weights, strict=True):
+        between = {
+            name: (value + (some + 0.5).view(-1, *[1] * value.ndim) * (last[name] - first[name])).flatten(0, 1)
+            for name, value in at.items()
+        }  # (point * subject, ...)
+        total = (decisions(between) * shares[:, None]).sum()
+        if not total.requires_grad:  # the network uses what has no gradient alone, such as a graph of 0 and 1
+            break
+        for mean, gradient in zip(means, torch.autograd.grad(total, [*at.values()], materialize_grads=True), strict=True):
+            mean += gradient
+    return means
+
+
+def _values(batch: Batch) -> dict[str, Tensor]:
+    """Features, and phenotypes if there are any."""
+    return dict(batch.features) | ({"phenotypes": batch.phenotypes} if batch.phenotypes.shape[1] else {})
+
+
+def _batch(values: Values, subjects: Batch) -> Batch:
+    """These values, (point * subject, ...) each."""
+    features = dict(values)
+    points = len(next(iter(features.values()))) // len(subjects)
+    label, site = subjects.label.repeat(points), subjects.site.repeat(points)
+    return Batch(features, features.pop("phenotypes", subjects.phenotypes.repeat(points, 1)), label, site)
 
 
 def _baselines(network: Any) -> dict[str, Tensor]:

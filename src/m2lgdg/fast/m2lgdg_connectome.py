@@ -19,13 +19,19 @@ from m2lgdg.fast.stacked import LAYERS, clip_each, dropped, linear, stacked
 from m2lgdg.graph import propagation
 from m2lgdg.methods import m2lgdg_connectome as plain
 
+FIRST = ("tokens", "nodes")  # what the first layers of the two encoders give, by its name in a batch
+
 
 class GlobalEncoder(plain.GlobalEncoder):
     """The transformer of all members."""
 
-    def forward(self, rows: Tensor) -> Tensor:
-        """(member, subject, roi, roi) -> h_global (member, subject, roi * readout)."""
-        tokens = self.projection(rows) + self.identity[:, None]  # (member, subject, roi, hidden)
+    def first(self, rows: Tensor) -> Tensor:
+        """(member, subject, roi, roi) -> tokens (member, subject, roi, hidden)."""
+        tokens: Tensor = self.projection(rows) + self.identity[:, None]
+        return tokens
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(member, subject, roi, hidden) -> h_global (member, subject, roi * readout)."""
         for layer in self.transformer.layers:
             block: Any = layer
             tokens = block.norm1(tokens + block.dropout1(self.attend(block.self_attn, tokens)))
@@ -41,10 +47,73 @@ class GlobalEncoder(plain.GlobalEncoder):
         parts = joint.view(
             -1, tokens.shape[2], 3, attention.num_heads, attention.head_dim
         )  # (member * subject, roi, 3, head, width)
-        q, k, v = parts.transpose(1, 3).unbind(2)  # each (member * subject, head, roi, width)
-        mixed = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)  # (member * subject, roi, head, width)
+        if parts.device.type == "cpu" and parts.dtype == torch.float32:
+            mixed = _Attention.apply(parts)  # type: ignore[no-untyped-call]
+        else:
+            q, k, v = parts.transpose(1, 3).unbind(2)  # each (member * subject, head, roi, width)
+            mixed = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)  # (member * subject, roi, head, width)
         out: Tensor = attention.out_proj(mixed.reshape(tokens.shape))
         return out
+
+
+class _Attention(torch.autograd.Function):
+    """Attention of narrow heads on a CPU, in two thirds of the time of PyTorch's.
+
+    The weights of a few rows at a time stay in the processor's cache, and are computed again on the way back. ROIs are the last
+    dimension of every result, as products with narrow results are slow.
+    """
+
+    AT_ONCE = 2**18  # attention weights
+
+    @staticmethod
+    def forward(ctx: Any, parts: Tensor) -> Tensor:
+        """(row, roi, 3, head, width) queries, keys and values -> (row, roi, head, width)."""
+        rows, rois, _, heads, width = parts.shape
+        ctx.at_once = max(1, _Attention.AT_ONCE // (heads * rois**2))
+        mixed, space = parts.new_empty(rows, rois, heads, width), _Attention.space(parts, ctx.at_once)
+        for some, out in zip(torch.split(parts, ctx.at_once), torch.split(mixed, ctx.at_once), strict=True):
+            q, k, v = _Attention.wide(some)
+            out.copy_(_Attention.narrow(torch.bmm(v, _Attention.weights(q, k, space).mT), heads))
+        ctx.save_for_backward(parts, mixed)
+        return mixed
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        parts, mixed = ctx.saved_tensors
+        result, space = torch.empty_like(parts), _Attention.space(parts, ctx.at_once)
+        pieces = (torch.split(each, ctx.at_once) for each in (parts, mixed, gradients[0], result))
+        for some, out, of_out, into in zip(*pieces, strict=True):
+            q, k, v = _Attention.wide(some)
+            (of_mixed,) = _Attention.wide(of_out[:, :, None])
+            weights = _Attention.weights(q, k, space)
+            inner = (of_out * out).sum(dim=-1).transpose(1, 2).reshape(-1, parts.shape[1], 1)  # (row * head, roi, 1)
+            of_scores = torch.bmm(of_mixed.mT, v, out=space[0, : len(v)]).sub_(inner).mul_(weights)
+            every = (torch.bmm(k, of_scores.mT), torch.bmm(q, of_scores), torch.bmm(of_mixed, weights))
+            for i, each in enumerate(every):
+                into[:, :, i] = _Attention.narrow(each, parts.shape[3])
+        result[:, :, :2] *= parts.shape[-1] ** -0.5
+        return result
+
+    @staticmethod
+    def space(parts: Tensor, rows: int) -> Tensor:
+        """Memory for scores and weights of so many rows, used again and again: new memory takes time."""
+        return parts.new_empty(2, min(rows, len(parts)) * parts.shape[3], parts.shape[1], parts.shape[1])
+
+    @staticmethod
+    def wide(parts: Tensor) -> Tensor:
+        """(row, roi, part, head, width) -> (part, row * head, width, roi)."""
+        return parts.permute(2, 0, 3, 4, 1).flatten(1, 2).contiguous()
+
+    @staticmethod
+    def narrow(each: Tensor, heads: int) -> Tensor:
+        """(row * head, width, roi) -> (row, roi, head, width)."""
+        return each.view(-1, heads, *each.shape[1:]).permute(0, 3, 1, 2)
+
+    @staticmethod
+    def weights(q: Tensor, k: Tensor, space: Tensor) -> Tensor:
+        """(row * head, width, roi) queries and keys -> (row * head, roi, roi), in the second half of the memory."""
+        scores = torch.bmm(q.mT * q.shape[1] ** -0.5, k, out=space[0, : len(q)])
+        return torch.softmax(scores, dim=-1, out=space[1, : len(q)])
 
 
 class GraphConvolution(plain.GraphConvolution):
@@ -53,28 +122,38 @@ class GraphConvolution(plain.GraphConvolution):
     def forward(self, nodes: Tensor, operator: Tensor) -> Tensor:
         """(member, roi, subject, width) -> (member, roi, subject, channel), with operators (member, roi, roi)."""
         members, rois, subjects, _ = nodes.shape
-        flat, weights = nodes.flatten(1, 2), self.weights.unbind(1)  # (member, roi * subject, width), (member, width, channel)
-        products = [torch.baddbmm(self.bias[:, None], flat, weights[0]), *(torch.bmm(flat, each) for each in weights[1:])]
-        terms = [each.view(members, rois, -1) for each in products]  # nodes W_k, (member, roi, subject * channel)
+        weights = self.weights.transpose(1, 2)  # (member, width, k, channel)
+        products = torch.bmm(nodes.flatten(1, 2), weights.flatten(2)).view(members, rois, subjects, *weights.shape[2:])
+        bias = self.bias[:, None, None].to(products.dtype)
+        terms = [each.reshape(members, rois, -1) for each in products.unbind(3)]  # nodes W_k, (member, roi, subject * channel)
         if len(terms) == 1:
-            return terms[0].view(members, rois, subjects, -1)
+            return terms[0].view(members, rois, subjects, -1) + bias
         now, after = terms[-1], None
         for term in terms[-2:0:-1]:
             stepped = torch.baddbmm(term, operator, now, alpha=2)
             now, after = (stepped if after is None else stepped - after), now
         result = torch.baddbmm(terms[0], operator, now)
-        return (result if after is None else result - after).view(members, rois, subjects, -1)
+        result = result if after is None else result - after
+        return result.view(members, rois, subjects, -1) + bias
 
 
 class LocalEncoder(plain.LocalEncoder):
     """ROIs before subjects, so that an operator is applied to all subjects of its member in one product."""
 
-    def forward(self, rows: Tensor) -> Tensor:
-        """(member, subject, roi, roi) -> h_local (member, subject, roi * readout)."""
-        operator = propagation(self.adjacency, self.edges, self.beta)  # A hat, Eq. 5, (member, roi, roi)
-        nodes = rows.transpose(1, 2)  # (member, roi, subject, channel), as all that follow
-        for i, layer in enumerate(self.layers):
-            nodes = layer(self.between(functional.relu(nodes)) if i else nodes, operator)
+    def operator(self) -> Tensor:
+        """(member, roi, roi) A hat, Eq. 5."""
+        return propagation(self.adjacency, self.edges, self.beta)
+
+    def first(self, rows: Tensor, operator: Tensor) -> Tensor:
+        """(member, subject, roi, roi) -> nodes (member, subject, roi, channel)."""
+        nodes: Tensor = self.layers[0](rows.transpose(1, 2), operator)  # (member, roi, subject, channel)
+        return nodes.transpose(1, 2)
+
+    def forward(self, nodes: Tensor, operator: Tensor) -> Tensor:  # type: ignore[override]
+        """(member, subject, roi, channel) -> h_local (member, subject, roi * readout)."""
+        nodes = nodes.transpose(1, 2)  # (member, roi, subject, channel), as all that follow
+        for layer in list(self.layers)[1:]:
+            nodes = layer(self.between(functional.relu(nodes)), operator)
         h_local: Tensor = self.dropout(nodes.transpose(1, 2).flatten(-2))
         return h_local
 
@@ -84,7 +163,18 @@ class Network(plain.Network):
 
     def encode(self, batch: Batch) -> tuple[Tensor, ...]:
         """h_global and h_local in float32."""
-        return tuple(encoded.float() for encoded in super().encode(batch))
+        if not self.config.imaging:
+            return ()
+        operator = self.local_encoder.operator()
+        tokens, nodes = self.first(batch, operator)
+        return self.global_encoder(tokens).float(), self.local_encoder(nodes, operator).float()
+
+    def first(self, batch: Batch, operator: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens and nodes, (member, subject, roi, ...) each; those of the batch, if it has them."""
+        if FIRST[0] in batch.features:
+            return batch[FIRST[0]], batch[FIRST[1]]
+        rows = self.rows(batch)
+        return self.global_encoder.first(rows), self.local_encoder.first(rows, operator)
 
     def decide(self, encoded: tuple[Tensor, ...], batch: Batch) -> dict[str, Tensor]:
         """As the plain form, without autocast."""
@@ -154,11 +244,26 @@ class Members(plain.Members):
 
     def member_parts(self, views: list[Batch]) -> dict[str, Tensor]:
         """(member, subject, ...) parts, as the plain form."""
+        return self.stack().parts(self.of_all(views))
+
+    def of_all(self, views: list[Batch]) -> Batch:
+        """What all networks read of the same subjects, (member, subject, ...)."""
         first, view = views[0], self.stack().config.view
         batch = _of_all(first, lambda value: value.expand(len(views), *value.shape))
-        if view in first.features:
-            batch = replace(batch, features={**batch.features, view: torch.stack([each[view] for each in views])})
-        return self.stack().parts(batch)
+        if FIRST[0] in first.features:
+            read = {name: first[name].transpose(0, 1) for name in FIRST}
+        else:
+            read = {view: torch.stack([each[view] for each in views])} if view in first.features else {}
+        return replace(batch, features={**batch.features, **read})
+
+    def affine(self, batch: Batch) -> Batch:
+        """The batch with what the first layers give, (subject, member, roi, ...); `parts` then goes on from there."""
+        stack = self.stack()
+        if not stack.config.imaging:
+            return batch
+        first = stack.first(self.of_all(self.views(batch)), stack.local_encoder.operator())
+        given = {name: value.transpose(0, 1) for name, value in zip(FIRST, first, strict=True)}
+        return replace(batch, features={**batch.features, **given})
 
 
 FORMS: dict[type[nn.Module], type[nn.Module]] = {

@@ -170,10 +170,13 @@ class Members(PartsNetwork):
         return cast(tuple[str, ...], first.modalities)
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
-        views = [batch] * self.of_fc + [self.of_logarithms(batch)] * (len(self.networks) - self.of_fc)
-        each = self.member_parts(views)
+        each = self.member_parts(self.views(batch))
         means = {name: each[name].mean(dim=0) for name in ("logits", "gate") if name in each}
         return means | {"fused": each["fused"].transpose(0, 1).flatten(1)}  # (subject, member * fused)
+
+    def views(self, batch: Batch) -> list[Batch]:
+        """What each network reads of the same subjects."""
+        return [batch] * self.of_fc + [self.of_logarithms(batch)] * (len(self.networks) - self.of_fc)
 
     def member_parts(self, views: list[Batch]) -> dict[str, Tensor]:
         """(member, subject, ...) parts of all networks, each of what it reads of the same subjects."""
