@@ -172,6 +172,21 @@ def test_triangles_are_the_upper_half_in_row_order(seed, rois):
     assert not full.flags.writeable
 
 
+@given(SEEDS, st.integers(1, 6), st.floats(0, 1))
+def test_empty_rois_are_those_of_the_full_matrix_whatever_the_number_of_zeros(seed, rois, share):
+    """With as many zeros as an empty ROI has in one place or in several; what is on the diagonal does not count."""
+    rng = np.random.default_rng(seed)
+    values = np.where(rng.random(rois * (rois + 1) // 2) < share, 0, rng.choice([-1, 1, np.nan], rois * (rois + 1) // 2))
+    full = np.zeros((rois, rois))
+    place = iter(values)
+    for i in range(rois):
+        for j in range(i, rois):
+            full[i, j] = full[j, i] = next(place)
+    np.testing.assert_array_equal(unpacked(values, rois), full)
+    expected = [all(full[i, j] == 0 for j in range(rois) if j != i) for i in range(rois)]
+    assert empty_rois(values, rois).tolist() == expected
+
+
 def test_kinds_are_told_by_range_and_diagonal(plain):
     strong = put(plain, 0, 1, 0.95)
     tiny = covariance(1, 6, 50)
