@@ -175,9 +175,11 @@ def test_what_is_wrong_is_one_sentence(case, fitted):
         (b'{"series": 1, "series": 2}', "The request has 'series' twice."),
         (b"[" * 100_000, "The request is not valid JSON."),
         (b"\xff\xfe{", "The request is not valid JSON."),
+        (b'{"series": {"\\ud800": 1}}', r"The request has the name '\ud800', which cannot be printed."),
+        (b'{"series": [[1]], "rois": ["\\ud800"]}', r"rois has the name '\ud800', which cannot be printed."),
         (b'{"series": [[%s]]}' % (b"9" * 5000), "The request is not valid JSON."),
     ],
-    ids=["empty", "cut", "nan", "twice", "deep", "bytes", "digits"],
+    ids=["empty", "cut", "nan", "twice", "deep", "bytes", "half of a pair", "half of a pair in a list", "digits"],
 )
 def test_hostile_json(body, sentence, fitted):
     response = send(fitted, content=body, headers={"content-type": "application/json"})

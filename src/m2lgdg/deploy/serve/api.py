@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -250,7 +251,7 @@ def answer(fitted: Model, result: Result, explained: bool) -> dict[str, Any]:
 
 
 def _parsed(content: bytes, where: str) -> Any:
-    """The value of a JSON text; NaN, repeated names and deep nesting are refused."""
+    """The value of a JSON text; NaN, repeated or unreadable names and deep nesting are refused."""
 
     def no_number(text: str) -> Any:
         raise InputError(f"{where} has {text}, which is not a number of JSON; write null for a missing value")
@@ -258,8 +259,9 @@ def _parsed(content: bytes, where: str) -> Any:
     def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
-            twice = next(name for i, (name, _) in enumerate(pairs) if name in dict(pairs[:i]))
+            twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
             raise InputError(f"{where} has {twice[:40]!r} twice")
+        _need_readable(found, where)
         return found
 
     try:
@@ -320,7 +322,15 @@ def _rois(names: Any) -> tuple[str, ...] | None:
         return None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise InputError("rois must be a list of names, one for each column")
+    _need_readable(names, "rois")
     return tuple(names)
+
+
+def _need_readable(names: Iterable[str], where: str) -> None:
+    """Refuse names that no sentence can show; half of a surrogate pair, which JSON allows, cannot even be encoded."""
+    for name in names:
+        if not name.isprintable():
+            raise InputError(f"{where} has the name {name[:40]!r}, which cannot be printed")
 
 
 def _csv(values: Mapping[str, Any], table: str) -> bytes:
