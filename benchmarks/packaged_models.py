@@ -7,7 +7,8 @@
 
 FS is the folder `stats` of github.com/dfsp-spirit/abide_preproc_smri_freesurfer6. Models are written as `m2lgdg export --share`
 writes them, with `models.json` about them; their predictions for ten synthetic subjects are written for the tests. The same
-cohort, code and libraries give the same bytes. Models that hold a subject's id, or together are too large, are not written.
+cohort, code, libraries and kind of processor give the same bytes. Models that hold a subject's id, or together are too large,
+are not written.
 """
 
 import argparse
