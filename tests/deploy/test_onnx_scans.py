@@ -144,7 +144,7 @@ def without_some(cohort):
     [("connectome-adaptive", {"phenotypes": True}), ("m2lgdg-connectome", NETWORK)],
     ids=["linear", "network"],
 )
-def test_the_graph_is_within_1e_5_of_predict(name, fields, fold, tmp_path):
+def test_the_graph_is_within_1e_5_of_predict(name, fields, fold, tmp_path, capfd):
     fitted = make(name, **fields).fit(fold.source, new_site_calibration=name == "connectome-adaptive")
     path, about = exported(fitted, tmp_path)
     assert about["format"] == "m2lgdg-onnx-2"
@@ -160,6 +160,11 @@ def test_the_graph_is_within_1e_5_of_predict(name, fields, fold, tmp_path):
     holed[3, 2] = np.nan
     for wrong in (holed, series[:19], np.ones_like(series), series * np.float32(np.inf)):
         assert np.isnan(run_onnx(path, {"series": wrong[None], "phenotypes": rest})).all()
+    capfd.readouterr()
+    import onnxruntime
+
+    onnxruntime.InferenceSession(path)  # as in any other program, which would show its warnings
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.onnx

@@ -155,16 +155,15 @@ class Features(nn.Module):
             assert isinstance(fitted, UsesAmplitude)
             state: Mapping[str, Any] = fitted.amplitude_state
             bounds = AmplitudeRange.restore(state)
+            arrays = {
+                "profile": bounds.profile,
+                "along": bounds.profile / (bounds.profile @ bounds.profile or 1.0),
+                "low": bounds.low,
+                "high": bounds.high,
+                "mean": state["amplitude.mean"],
+            }
             self.amplitude_arrays = nn.ParameterDict(
-                {
-                    name: nn.Parameter(torch.from_numpy(np.array(value, dtype=np.float64)))
-                    for name, value in (
-                        ("profile", bounds.profile),
-                        ("low", bounds.low),
-                        ("high", bounds.high),
-                        ("mean", state["amplitude.mean"]),
-                    )
-                }
+                {name: nn.Parameter(torch.from_numpy(np.array(value, dtype=np.float64))) for name, value in arrays.items()}
             )
 
     def forward(self, scan: Tensor) -> dict[str, Tensor]:
@@ -262,11 +261,9 @@ class Features(nn.Module):
         middle = (log * alive).sum(dim=1, keepdim=True) / alive.double().sum(dim=1, keepdim=True).clamp(min=1.0)
         features = torch.where(alive, log - middle, torch.zeros_like(log))
         known = self.amplitude_arrays
-        profile = known["profile"]
-        square = (profile * profile).sum()
-        slope = (features * profile).sum(dim=1) / torch.where(square == 0, torch.ones_like(square), square)
+        slope = features @ known["along"]
         wide_spread = (features - features.mean(dim=1, keepdim=True)).square().mean(dim=1).sqrt()
-        distance = (features - profile).square().mean(dim=1).sqrt()
+        distance = (features - known["profile"]).square().mean(dim=1).sqrt()
         measures = torch.stack([slope, wide_spread, distance], dim=1)  # (subject, measure)
         outside = ((measures < known["low"]) | (measures > known["high"])).any(dim=1, keepdim=True)
         return torch.where(outside, known["mean"], features)
