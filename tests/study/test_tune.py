@@ -9,6 +9,7 @@ from sklearn.metrics import roc_auc_score
 
 import m2lgdg
 from m2lgdg.method import Method, method
+from m2lgdg.report.contents import changed_fields
 from m2lgdg.splits import leave_one_site_out
 from m2lgdg.storage import InputError
 from m2lgdg.study.audit import audit
@@ -70,6 +71,7 @@ def test_the_best_at_left_out_source_sites_is_fitted_on_all_of_source(cohort, tm
 def test_the_number_of_trials_is_shown_in_tables_and_report(cohort, tmp_path, typed, figures_painted_only):
     assert not m2lgdg.run_study(study_of(tmp_path, cohort, SPACE), tmp_path / "out").failed
     sentence = "fc-logistic (penalties searched in 3 trials at left-out source sites of each cell)"
+    assert changed_fields({"tune": {"fc-logistic": SPACE | {"trials": 1}}}, {}) == sentence.replace("3 trials", "1 trial")
     code, out, _ = typed("table", tmp_path / "out")
     assert code == 0 and sentence in " ".join(out.split())
     assert sentence in (m2lgdg.write_report(tmp_path / "out")).read_text()
@@ -240,3 +242,20 @@ def test_a_learning_curve_searches_in_its_part_of_source(cohort, tmp_path):
     study = check_study(study_of(tmp_path, cohort, SPACE, methods=["fc-logistic"], targets=["east"]), "study")
     curve, summary = learning_curve(study, tmp_path / "out", sizes=[0.7, 1.0], repeats=1)
     assert not summary.failed and len(curve.table) == 2
+
+
+@pytest.mark.parametrize("broken", ["raises", "gives NaN"])
+def test_a_trial_that_fails_is_named(cohort, slider, tmp_path, broken, monkeypatch):
+    def score(self, target):
+        if self.count == 2 and broken == "raises":
+            raise ZeroDivisionError("two")
+        return np.full(len(target), np.nan if self.count == 2 else 0.5)
+
+    monkeypatch.setattr(slider, "score", score)
+    tune = {"slider": {"fields": {"count": [1, 2]}, "folds": 2}}
+    study = study_of(tmp_path, cohort, None, methods=["prior", "slider"], targets=["east"]) | {"tune": tune}
+    assert m2lgdg.run_study(study, tmp_path / "out").failed
+    (cell,) = [one for (name, _), one in records(tmp_path / "out").items() if name == "slider"]
+    not_numbers = "ValueError: method slider did not give one probability between 0 and 1 for each subject"
+    said = {"raises": "ZeroDivisionError: two", "gives NaN": not_numbers}[broken]
+    assert cell["reason"] == f"{said} (in a trial of tune: {{'count': 2}})"

@@ -283,7 +283,8 @@ def changed_fields(study: Mapping[str, Any], declared: Mapping[str, Declaration]
             changes_of.append(f"{name} ({assignments({'variant': variant} if variant else changed)})")
     for name, given in (study.get("tune") or {}).items():
         space = Tune.model_validate(given)
-        searched = f"{', '.join(space.fields)} searched in {space.count} trials at left-out source sites of each cell"
+        trials = f"{space.count} trial{'s' * (space.count > 1)}"
+        searched = f"{', '.join(space.fields)} searched in {trials} at left-out source sites of each cell"
         changes_of.append(f"{name} ({searched})")
     return "; ".join(changes_of)
 

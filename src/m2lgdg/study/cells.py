@@ -161,11 +161,12 @@ def _explain(cell: Cell, fitted: Model, fold: Fold, context: CellContext) -> dic
 
 
 def failure_reason(error: BaseException) -> str:
-    """Reason for a failed cell: the text of an InputError, or type and message of any other exception."""
+    """Reason for a failed cell: the text of an InputError, or type and message of any other exception; then its notes."""
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     if isinstance(error, InputError):
-        return str(error)
+        return f"{error}{notes}"
     devices = sys.modules.get("m2lgdg.devices")  # PyTorch is not imported to find out
-    reason = f"{type(error).__name__}: {one_line(error)}"
+    reason = f"{type(error).__name__}: {one_line(error)}{notes}"
     return f"{LOST} ({reason})" if devices is not None and devices.cuda_failed() else reason
 
 

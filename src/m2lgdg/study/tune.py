@@ -99,9 +99,13 @@ def search(space: Tune, name: str, fields: Mapping[str, Any], source: Cohort, *,
 
     def score(changes: dict[str, Any]) -> float:
         held_out = np.full(len(source), np.nan)  # probability of each subject by a fit without its site
-        for train, test in folds:
-            fitted = Model(create(name, **(dict(fields) | changes))).fit(source.select(train), seed=seed, device=device)
-            held_out[test] = fitted.predict_proba(source.select(test))[:, 1]
+        try:
+            for train, test in folds:
+                fitted = Model(create(name, **(dict(fields) | changes))).fit(source.select(train), seed=seed, device=device)
+                held_out[test] = fitted.predict_proba(source.select(test))[:, 1]
+        except Exception as error:
+            error.add_note(f"in a trial of tune: {changes}")
+            raise
         return mean_area(source, held_out)
 
     trials = list(_asked(space, name, seed, score) if space.ranges else _listed(space, seed, score))
