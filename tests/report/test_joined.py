@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -113,4 +114,19 @@ def test_curves_of_several_studies(tiny, tmp_path, typed, figures_painted_only):
     with pytest.raises(InputError, match="differ in their target sites"):
         cut = one.points[one.points["target"] != one.points["target"].iloc[0]]
         cut.to_csv(tmp_path / "a" / "points.csv", index=False)
-        with_others(summarise(both.points[both.points["method"] == "tangent-ridge"]), [tmp_path / "a"])
+        with_others(summarise(both.points[both.points["method"] == "tangent-ridge"]), tmp_path / "b", [tmp_path / "a"])
+
+
+@pytest.mark.parametrize("other", ["subjects", "labels"])
+def test_curves_of_other_subjects_are_not_joined(tiny, tmp_path, typed, figures_painted_only, other):
+    last = np.flatnonzero(tiny.labels == tiny.labels[-1])[-1]
+    turned = np.where(np.arange(len(tiny)) == last, 1 - tiny.labels, tiny.labels)
+    tiny.save(tmp_path / "a.cohort")
+    (tiny.select(range(1, len(tiny))) if other == "subjects" else tiny._changed(labels=turned)).save(tmp_path / "b.cohort")
+    for name, method in (("a", "fc-logistic"), ("b", "tangent-ridge")):
+        (tmp_path / f"{name}.toml").write_text(f'cohort = "{name}.cohort"\nmethods = ["{method}"]\nseeds = [0]\n')
+    words = ("--sizes", "0.6,1", "--repeats", "1")
+    assert typed("curve", tmp_path / "a.toml", "--out", tmp_path / "a", *words)[0] == 0
+    code, _, error = typed("curve", tmp_path / "b.toml", "--out", tmp_path / "b", *words, "--also", tmp_path / "a")
+    said = {"subjects": "were run with different subjects (inclusion.csv)", "labels": "have different labels"}[other]
+    assert code == 2 and said in " ".join(error.split()) and not (tmp_path / "b" / "learning-curve.svg").exists()

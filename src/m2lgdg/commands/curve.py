@@ -49,7 +49,7 @@ def curve(
     need_curves(also or (), resolved.methods)
     with watched(jobs) as watch:
         result, summary = learning_curve(resolved, to, sizes=_numbers(sizes), repeats=repeats, jobs=jobs, watch=watch)
-    result = with_others(result, also or ())
+    result = with_others(result, to, also or ())
     names = write_curve(result, to)
     terminal.warn(*(f"failed: {cell}: {reason}" for cell, reason in summary.failed[:5]))
     reused = f" ({summary.reused} from an earlier run)" if summary.reused else ""

@@ -16,6 +16,7 @@ from m2lgdg.data.spreadsheets import csv_text, unquoted_table
 from m2lgdg.report.drawing import FAINT, WIDTH, Figure, Sheet, colour, draw, mark, short
 from m2lgdg.storage import InputError, write_texts
 from m2lgdg.study.curve import FURTHER, POINTS, Curve, Trend, summarise
+from m2lgdg.study.predictions import need_same_subjects
 
 EXTRAPOLATED = "An extrapolation assumes that the trend continues, with subjects from sites like these."
 
@@ -47,16 +48,20 @@ def need_curves(folders: Sequence[Path], methods: Sequence[str]) -> None:
             owner[method] = folder
 
 
-def with_others(curve: Curve, folders: Sequence[Path]) -> Curve:
-    """The curve with the methods of those in other folders, which need the same target sites."""
+def with_others(curve: Curve, own: Path, folders: Sequence[Path]) -> Curve:
+    """The curve of a folder with the methods of those in others, which need the same subjects, labels and target sites."""
     points, targets = [curve.points], set(curve.points["target"])
     need_curves(folders, list(curve.trends))
+    need_same_subjects([own, *folders])
     for folder in folders:
         other = stored_curve(folder)
         assert other is not None  # as need_curves has seen
         if unlike := sorted(targets ^ set(other.points["target"])):
             raise InputError(f"{folder} and this curve differ in their target sites ({unlike[0]}); both need the same.")
         points.append(other.points)
+        parts = pd.concat([points[0], other.points]).groupby(["target", "size", "repeat"])  # these parts of source are the same
+        if (parts[["subjects", "patients"]].nunique() > 1).any(axis=None):
+            raise InputError(f"{folder} and this curve have different labels, or different subjects in source.")
     return curve if len(points) == 1 else summarise(pd.concat(points, ignore_index=True))
 
 

@@ -101,20 +101,23 @@ def read_joined_predictions(folders: Sequence[str | Path]) -> pd.DataFrame:
     if len(tables) == 1:
         return tables[0]
     found: dict[tuple[str, str], str | Path] = {}
-    included: tuple[str | Path, Subjects] | None = None  # of the first folder that lists them
     for folder, table in zip(folders, tables, strict=True):
         _compare_targets(folders[0], tables[0], folder, table)
-        if (Path(folder) / "inclusion.csv").exists():
-            own = _included(Path(folder) / "inclusion.csv")
-            included = included or (folder, own)
-            if own != included[1]:
-                raise InputError(f"{folder} and {included[0]} were run with different subjects (inclusion.csv).")
         for method, variant in dict.fromkeys(zip(table["method"], table["variant"], strict=True)):
             if (method, variant) in found:
                 name = f"{method}, variant {variant}" if variant else method
                 raise InputError(f"{folder} and {found[method, variant]} both have {name}; one table has each method once.")
             found[method, variant] = folder
+    need_same_subjects(folders)
     return pd.concat(tables, ignore_index=True)
+
+
+def need_same_subjects(folders: Sequence[str | Path]) -> None:
+    """Refuse folders that were run with different subjects, in source too; one that does not list them is taken on trust."""
+    listed = {folder: _included(path) for folder in folders if (path := Path(folder) / "inclusion.csv").exists()}
+    for folder, subjects in listed.items():
+        if subjects != listed[first := next(iter(listed))]:
+            raise InputError(f"{folder} and {first} were run with different subjects (inclusion.csv).")
 
 
 def _compare_targets(first: str | Path, expected: pd.DataFrame, folder: str | Path, table: pd.DataFrame) -> None:
