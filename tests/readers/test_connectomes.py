@@ -457,7 +457,7 @@ def test_sessions_and_runs(tmp_path):
     for run in "12":
         (file.parent / file.name.replace("_space", f"_run-{run}_space")).write_text(file.read_text())
     file.unlink()
-    with pytest.raises(InputError, match=r"run-2.*: subject sub-P04 has a second run, .*for example 'run-01'\."):
+    with pytest.raises(InputError, match=r"run-2.*: subject sub-P04 has a second run, .*for example 'run-1'\."):
         read(path, atlas="Gordon")
 
 

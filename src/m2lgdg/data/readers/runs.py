@@ -168,11 +168,17 @@ def by_subject(
             _need_same_kind(file, runs[0])
             if not join_runs:
                 whole = [one for one in runs if "run" not in entities(one)]  # XCP-D concatenates runs
-                example = "'run-' for the file without it" if 0 < len(whole) < len(runs) else "for example 'run-01'"
+                example = "'run-' for the file without it" if 0 < len(whole) < len(runs) else f"for example '{_example(runs)}'"
                 raise InputError(
                     f"{file}: subject sub-{subject} has a second run, {runs[0].name}; select one with only, {example}{joining}."
                 )
     return chosen
+
+
+def _example(runs: Sequence[Path]) -> str:
+    """An entity that is in the name of the first run alone, such as run-1."""
+    named = [f"{name}-{value}" for name, value in entities(runs[0]).items()]
+    return next((one for one in named if has(runs[0], one) and not any(has(other, one) for other in runs[1:])), "run-01")
 
 
 def session_note(files: Iterable[Path], session: str | None, join_runs: bool, joinable: bool = True) -> tuple[Note, ...]:
@@ -283,7 +289,7 @@ def _one_repetition_time(runs: list[Path]) -> float:
         if not np.isclose(first, other, rtol=1e-3, equal_nan=True):
             raise InputError(
                 f"{run}: a TR of {other:g} s, but {runs[0].name} has {first:g} s, so the runs cannot be joined; "
-                "select one with only, for example 'run-01'."
+                f"select one with only, for example '{_example(runs)}'."
             )
     return first
 
