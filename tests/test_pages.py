@@ -2,14 +2,17 @@
 
 import pkgutil
 import re
+import shlex
 from pathlib import Path
 
 import executed
 import pytest
 import readme_tables
 import reference
+from typer.main import get_command
 
 import m2lgdg
+from m2lgdg.commands import terminal
 from m2lgdg.commands.terminal import COMMANDS
 from m2lgdg.registry import load_methods
 from m2lgdg.study.config import Study
@@ -84,6 +87,28 @@ def test_long_sentences_are_folded_and_tables_are_not():
 def test_a_page_prints_what_it_shows(page):
     text = (ROOT / page).read_text()
     assert executed.masked(executed.with_outputs(text)) == executed.masked(text), "python docs/executed.py writes it anew"
+
+
+def commands_of(page):
+    """Words of each command of m2lgdg in the blocks of a page, without `m2lgdg` itself."""
+    for block in re.findall(r"^```(?:sh|bash)?\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+        for line in re.sub(r"\\\n\s*", "", block).splitlines():
+            if re.match(r"m2lgdg [a-z]", line) and " [--" not in line:  # not a usage with brackets
+                yield shlex.split(line, comments=True)[1:]
+
+
+def test_commands_of_the_pages_can_be_parsed():
+    """Those that need data of a release or a reader's own are not run; their names and options are the command line's."""
+    parsed = 0
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        for words in commands_of(page):
+            command, rest = get_command(terminal.app), list(words)
+            while hasattr(command, "get_command"):  # a group
+                command = command.get_command(None, rest.pop(0))
+                assert command is not None, (page.name, words)
+            command.make_context(words[0], rest)  # raises if an option or an argument is wrong
+            parsed += 1
+    assert parsed > 40
 
 
 def test_the_table_of_the_readme_is_that_of_the_results():

@@ -78,6 +78,12 @@ def test_refused(tmp_path, arrays, problem):
         read_table(tmp_path / "a.npz")
 
 
+def test_an_array_without_ids_is_answered_with_what_to_save(tmp_path):
+    np.save(tmp_path / "a.npy", np.eye(2))
+    with pytest.raises(InputError, match=r"a\.npy has no ids of subjects; save a \.npz file with ids and numbers"):
+        read_table(tmp_path / "a.npy")
+
+
 def test_damaged_and_swollen_archives(tmp_path, monkeypatch):
     path = tmp_path / "a.npz"
     np.savez_compressed(path, ids=["a", "b"], x=np.random.default_rng(0).integers(9, size=(2, 40_000)))

@@ -182,6 +182,10 @@ def _with_table(cohort: Cohort, name: str, read: Structure, where: str) -> Cohor
 def _file(path: Path, name: str) -> Structure:
     if path.suffix == ".npz":
         return _without_proxies(Structure(read_archive(path), "table"), path)
+    if path.suffix == ".npy":
+        raise InputError(
+            f"{path} has no ids of subjects; save a .npz file with ids and numbers: np.savez(FILE, ids=..., x=...)."
+        )
     return parse_table(path, read_bytes(path, tables.LARGEST_TABLE), name)
 
 
