@@ -1,11 +1,13 @@
 # m2lgdg on CPUs: the linear methods. With networks: docker build --build-arg EXTRAS=networks,serve -t m2lgdg .
-FROM python:3.12-slim AS build
+# A build that can be repeated names the digest of its base: --build-arg PYTHON=python:3.12-slim@sha256:...
+ARG PYTHON=python:3.12-slim
+FROM ${PYTHON} AS build
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
 RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
-FROM python:3.12-slim
+FROM ${PYTHON}
 ARG EXTRAS="serve"
 # PyTorch without CUDA, which is much smaller; used if EXTRAS has networks.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu

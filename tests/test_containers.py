@@ -37,7 +37,8 @@ def is_sent(name):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_instructions_and_copied_files(path):
     listed = instructions(path)
-    assert listed[0][0] == "FROM" and {name for name, _ in listed} <= KNOWN
+    assert listed[:2] == [("ARG", "PYTHON=python:3.12-slim"), ("FROM", listed[1][1])] and {name for name, _ in listed} <= KNOWN
+    assert all(words.split()[0] == "${PYTHON}" for name, words in listed if name == "FROM")  # a digest pins every stage
     stages = [words.split(" AS ")[1] for name, words in listed if name == "FROM" and " AS " in words]
     for words in (words for name, words in listed if name == "COPY"):
         *sources, _ = words.split()
