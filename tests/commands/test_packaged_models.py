@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -140,3 +141,15 @@ def test_adapt_card_and_export_take_the_name(command, series, fitted):
     shutil.copytree("copy", "abide-aal")
     code, _, errors = command("predict", "abide-aal", "one.1D", "--out", "p.csv")
     assert code == 2 and "is a model of the package and a model folder in the working directory" in errors
+
+
+def test_no_model_is_written_under_a_name_of_the_package(command, series, fitted):
+    """Every command would then refuse the name, which is that of two models."""
+    m2lgdg.make_cohort("tiny").save("tiny.cohort")
+    for words in (
+        ("fit", "tiny.cohort", "--method", "fc-logistic", "--out", "abide-aal"),
+        ("export", "abide-aal", "--share", "--out", "./abide-aal"),
+    ):
+        code, out, error = command(*words)
+        assert (code, error) == (2, "m2lgdg: --out abide-aal: a model of the package has this name; choose another one.\n")
+        assert "Next" not in out and not Path("abide-aal").exists()

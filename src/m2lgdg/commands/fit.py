@@ -74,6 +74,7 @@ def fit(
         fields["atlases"] = atlas[0] if len(atlas) == 1 else atlas
     method = make(name, **fields)
     need_unused(to)
+    models.need_own_name(to)
     cohort = models.read_subjects(path, kind=kind, table=table)
     if inputs is not None:
         cohort = cohort.with_inputs([] if inputs == "none" else [column.strip() for column in inputs.split(",")])

@@ -137,11 +137,21 @@ def read_subjects(
     return options.with_sites(cohort, site)
 
 
+def need_own_name(to: Path) -> None:
+    """Refuse to write a model where its name would be taken for that of a packaged model."""
+    from m2lgdg.model.packaged import packaged
+    from m2lgdg.storage import InputError
+
+    if str(to) in packaged():
+        raise InputError(f"--out {to}: a model of the package has this name; choose another one.")
+
+
 def write_model(fitted: Model, to: Path) -> None:
     """Write a model folder with its card, whole or not at all."""
     from m2lgdg.report.card import write_card
     from m2lgdg.storage import new_folder
 
+    need_own_name(to)
     with new_folder(to) as folder:
         write_card(fitted.save(folder))
 
