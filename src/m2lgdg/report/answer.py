@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from m2lgdg.metrics import delong, delong_interval
 from m2lgdg.registry import SIMPLE
@@ -75,8 +74,7 @@ class Answer:
 
 def answer(contents: Contents) -> Answer:
     """Summary of the study's main method, of the headline method if it has none, else of the one with the highest AUC."""
-    scores, least = contents.averaged, min_per_class(contents.study)
-    areas = scores[scores["metric"] == "AUC"].pivot(index="target", columns=["method", "variant"], values="mean")
+    areas, least = contents.areas, min_per_class(contents.study)
     order = areas.mean().sort_values(ascending=False, kind="stable").dropna()
     order = order.loc[areas[order.index].count().sort_values(ascending=False, kind="stable").index]  # all sites before some
     keys = _candidates(contents, [(str(method), str(variant)) for method, variant in order.index])
@@ -91,7 +89,7 @@ def answer(contents: Contents) -> Answer:
     main = headline or learned[0]
     count = int(areas[main].count())
     where = f"Mean AUC over {count} unseen sites" if count > 1 else f"AUC at the unseen site {areas[main].dropna().index[0]}"
-    mean, low, high, how = mean_area(contents, areas, main)
+    mean, low, high, how = mean_area(contents, main)
     sentence = f"{where}: {label(*main)} {_with_interval(mean, low, high, how)}. Chance is 50 %."
     if low <= CHANCE <= high:
         sentence += " The interval includes chance."
@@ -111,7 +109,7 @@ def answer(contents: Contents) -> Answer:
         peer,
         sentence,
         warnings,
-        comparison=_against(contents, areas, main, peers) if peers else "",
+        comparison=_against(contents, main, peers) if peers else "",
         by_site=sites_sentence(sites),
         notes=notes,
         sites=sites,
@@ -186,7 +184,8 @@ def _peers(contents: Contents, main: Key, others: list[Key]) -> list[Key]:
     return [key for key in peers if contents.inputs_of(key) == own] or peers
 
 
-def _against(contents: Contents, areas: pd.DataFrame, main: Key, peers: list[Key]) -> str:
+def _against(contents: Contents, main: Key, peers: list[Key]) -> str:
+    areas = contents.areas
     higher = int((areas[peers].mean() > areas[main].mean()).sum())
     sees = contents.inputs_of(peers[0])
     other = "" if sees == contents.inputs_of(main) else f" ({worded(sees)} only)"
@@ -194,7 +193,7 @@ def _against(contents: Contents, areas: pd.DataFrame, main: Key, peers: list[Key
         role = "A simple peer is higher" if higher else "Simple peer"
     else:
         role = f"{higher} of {len(peers)} simple peers are higher, the best" if higher else f"Best of {len(peers)} simple peers"
-    sentence = f"{role}: {label(*peers[0])}{other} {_with_interval(*mean_area(contents, areas, peers[0]))}."
+    sentence = f"{role}: {label(*peers[0])}{other} {_with_interval(*mean_area(contents, peers[0]))}."
     pairs = (areas[main] - areas[peers[0]]).dropna()
     difference, _, count, p = paired_test(areas[main], areas[peers[0]])
     if count < 2 or math.isnan(p):
@@ -211,9 +210,9 @@ def _candidates(contents: Contents, keys: list[Key]) -> list[Key]:
     return chosen or keys
 
 
-def mean_area(contents: Contents, areas: pd.DataFrame, key: Key) -> tuple[float, float, float, str]:
+def mean_area(contents: Contents, key: Key) -> tuple[float, float, float, str]:
     """Mean AUC over sites with a t interval; for a single site its AUC with DeLong's."""
-    values = areas[key].dropna()
+    values = contents.areas[key].dropna()
     if len(values) > 1:
         half = half_interval(float(values.std(ddof=1)), len(values))
         return float(values.mean()), float(values.mean()) - half, float(values.mean()) + half, "t over sites"

@@ -119,6 +119,12 @@ class Contents:
         return self.site_scores[self.site_scores["target"].isin(self.counted)]
 
     @cached_property
+    def areas(self) -> pd.DataFrame:
+        """(target, method and variant) AUC at the sites that count."""
+        scores = self.averaged[self.averaged["metric"] == "AUC"]
+        return scores.pivot(index="target", columns=["method", "variant"], values="mean")
+
+    @cached_property
     def counted_mean(self) -> pd.DataFrame:
         """`mean` at the sites that count."""
         return self.mean[self.mean["target"].isin(self.counted)]

@@ -115,13 +115,12 @@ def _phenotypes(contents: Contents, summary: Answer) -> Iterator[Check]:
     alone = next((key for key in contents.keys if key[0] in contents.with_role("phenotypes") and not key[1]), None)
     if alone == summary.main or "scan" not in contents.inputs_of(summary.main):
         return
-    scores = contents.averaged
-    areas = scores[scores["metric"] == "AUC"].pivot(index="target", columns=["method", "variant"], values="mean")
+    areas = contents.areas
     if alone is None or alone not in areas or summary.main not in areas:
         if contents.study.get("inputs"):
             yield Check("Without a scan", "not known", "Phenotypes alone were not tried: add the method phenotype-logistic.")
         return
-    mean, (difference, _, count, p) = mean_area(contents, areas, alone)[0], paired_test(areas[summary.main], areas[alone])
+    mean, (difference, _, count, p) = mean_area(contents, alone)[0], paired_test(areas[summary.main], areas[alone])
     text = f"Phenotypes alone ({label(*alone)}) have a mean AUC of {100 * mean:.1f} %."
     if difference <= 0:
         yield Check("Without a scan", "bad", f"{text} The scan adds nothing to what they say.")

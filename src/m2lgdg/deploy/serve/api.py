@@ -161,9 +161,8 @@ class Api:
                 raise InputError(f"the form has the field {key[:40]!r} twice")
             else:
                 words[key] = _parsed(value.encode(), key[:40]) if value.strip() else None
-        for needless in {*self.takes.values(), "rois", "tables"} & set(
-            words
-        ):  # these are files here, and a header names the ROIs
+        files = {*self.takes.values(), "rois", "tables"}  # not fields in a form, whose files name the ROIs in a header
+        if needless := next((name for name in words if name in files), ""):
             raise InputError(f"the form has {needless!r} as a field; this model takes the file {self._parts()}")
         self._need_known(words)
         if not scans:
