@@ -17,6 +17,7 @@ from scipy.io import savemat
 
 from m2lgdg import Cohort, InputError
 from m2lgdg.data.readers.arrays import Said, load_array, load_mat, read_table
+from m2lgdg.scans import as_float32
 
 FORMATS = ("%f", "%.3f", "%g", "%.17g", "%e", "%.9E", "%r", "%+.6f", "%d")
 SEPARATORS = {".csv": (",", ";", ", ", " ;"), ".tsv": ("\t", " \t"), ".txt": (" ", "  ", "\t", " \t "), ".1D": ("\t", "   ")}
@@ -67,7 +68,7 @@ def tables(draw, missing=True):
 def by_hand(cells):
     with np.errstate(over="ignore"):
         numbers = [[float("nan" if cell.lower() in ("", "n/a", "na") else cell) for cell in row] for row in cells]
-        return np.array(numbers, dtype=np.float64).astype(np.float32)
+        return as_float32(np.array(numbers, dtype=np.float64))  # a high level is centred
 
 
 def assert_same_bits(ours, theirs):

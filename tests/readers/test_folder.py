@@ -511,6 +511,27 @@ def test_without_names_both_reasons_are_given(tmp_path):
         read(lab(tmp_path / "lab", *named({"p3": 5}, header=False)))
 
 
+def test_a_table_and_series_with_names_of_their_own(tmp_path):
+    path = tmp_path / "lab"
+    (path / "ts").mkdir(parents=True)
+    for i in range(3):
+        pd.DataFrame(numbers(40, 6, i)).to_csv(path / "ts" / f"P{i}_aal.csv", index=False, header=[f"roi{n}" for n in range(6)])
+    rows = [(f"P{i}", "ab"[i % 2], "ASD" if i % 2 else "TD", 20 + i, 0.1 * i) for i in range(3)]
+    pd.DataFrame(rows, columns=["Patient ID", "Hospital", "Group", "Age (years)", "Mean FD"]).to_csv(
+        path / "our.csv", index=False
+    )
+    cohort = read(path, max_motion=0.15)
+    assert cohort.subjects.tolist() == ["P0", "P1"]
+    assert cohort.sites.tolist() == ["a", "b"] and cohort.labels.tolist() == [0, 1]
+    assert cohort.phenotypes["age"].tolist() == [20, 21]
+    (path / "ts" / "P1_ho.csv").write_bytes(b"a,b")  # another atlas, so that the pattern is not certain
+    with pytest.raises(InputError, match=r"no listed subject has a series file; the first is P0.*pattern = "):
+        read(path)
+    (path / "more.csv").write_bytes((path / "our.csv").read_bytes())
+    with pytest.raises(InputError, match="is not of a supported kind"):
+        read(path)
+
+
 @pytest.mark.parametrize("on_bad", ["stop", "exclude"])
 def test_ids_that_are_written_in_another_way(tmp_path, on_bad):
     path = lab(tmp_path / "lab", *named(), people=[(i + 1, "ab"[i % 2], i % 2, 20, 2) for i in range(3)])

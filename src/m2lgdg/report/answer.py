@@ -192,7 +192,10 @@ def _against(contents: Contents, main: Key, peers: list[Key]) -> str:
     if len(peers) == 1:
         role = "A simple peer is higher" if higher else "Simple peer"
     else:
-        role = f"{higher} of {len(peers)} simple peers are higher, the best" if higher else f"Best of {len(peers)} simple peers"
+        verb = "is" if higher == 1 else "are"
+        role = (
+            f"{higher} of {len(peers)} simple peers {verb} higher, the best" if higher else f"Best of {len(peers)} simple peers"
+        )
     sentence = f"{role}: {label(*peers[0])}{other} {_with_interval(*mean_area(contents, peers[0]))}."
     pairs = (areas[main] - areas[peers[0]]).dropna()
     difference, _, count, p = paired_test(areas[main], areas[peers[0]])

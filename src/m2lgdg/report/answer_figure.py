@@ -55,8 +55,8 @@ def answer_figure(summary: Answer, hues: Mapping[Key, int]) -> Figure:
         _frame(axis, len(rows) + (mean is not None))
         ticks = {y: f"{short(row.name, 20)}  {row.site.patients}+{row.site.controls}" for y, row in enumerate(rows) if row.site}
         ticks |= {len(rows): "mean over sites"} if mean is not None else {}
-        axis.set_yticks(list(ticks), list(ticks.values()), fontsize=9)
-        sheet.canvas.legend(loc="outside upper center", ncols=2 if len(main + peer) < 50 else 1, fontsize=9)
+        axis.set_yticks(list(ticks), list(ticks.values()), fontsize=10)
+        sheet.canvas.legend(loc="outside upper center", ncols=2 if len(main + peer) < 50 else 1, fontsize=10)
 
     caption = (
         f"AUC of {main} at each unseen site (mean over seeds) with 95 % DeLong intervals; at the left, patients + controls. "
@@ -80,7 +80,7 @@ def _rows(summary: Answer) -> list[Row]:
 def _heading(axis: Axes, y: int, name: str) -> None:
     shade = FAILED if name.startswith(HEADS["not above chance"]) else INK
     place = ("axes fraction", "data")
-    axis.annotate(name, (0.01, y), xycoords=place, va="center", fontsize=8.5, color=shade, style="italic")
+    axis.annotate(name, (0.01, y), xycoords=place, va="center", fontsize=9.5, color=shade, style="italic")
 
 
 def _site(sheet: Sheet, axis: Axes, y: int, one: SiteResult, names: tuple[str, str], hue: str) -> None:
@@ -93,7 +93,7 @@ def _site(sheet: Sheet, axis: Axes, y: int, one: SiteResult, names: tuple[str, s
     ends = "no interval" if math.isnan(one.low) else f"95 % interval {100 * one.low:.1f} to {100 * one.high:.1f}"
     counts = f"{one.patients} patients, {one.controls} controls"
     sheet.tip(dot, f"{names[0]}, {one.site}: AUC {100 * one.area:.1f} ({ends}), {counts}; {HEADS[one.verdict]}")
-    axis.annotate(f"{100 * one.area:.0f}", (1.01, y), xycoords=("axes fraction", "data"), va="center", fontsize=9)
+    axis.annotate(f"{100 * one.area:.0f}", (1.01, y), xycoords=("axes fraction", "data"), va="center", fontsize=10)
     if not math.isnan(one.peer):
         (dot,) = axis.plot([100 * one.peer], [y], "D", color=INK, mfc="none", ms=4.5, mew=0.9)
         sheet.tip(dot, f"{names[1]}, {one.site}: AUC {100 * one.peer:.1f}")
@@ -109,7 +109,7 @@ def _mean(sheet: Sheet, axis: Axes, y: int, summary: Answer, names: tuple[str, s
     (dot,) = axis.plot([100 * mean.area], [y], "o", color=INK, ms=7)
     sheet.tip(dot, f"{names[0]}: mean AUC {100 * mean.area:.1f} over the sites that count")
     axis.annotate(
-        f"{100 * mean.area:.1f}", (1.01, y), xycoords=("axes fraction", "data"), va="center", fontsize=9, weight="bold"
+        f"{100 * mean.area:.1f}", (1.01, y), xycoords=("axes fraction", "data"), va="center", fontsize=10, weight="bold"
     )
     if not math.isnan(mean.peer):
         (dot,) = axis.plot([100 * mean.peer], [y], "D", color=INK, mfc="none", ms=6)

@@ -18,7 +18,7 @@ import pandas as pd
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.data.pseudonyms import without_paths
-from m2lgdg.data.readers.tables import MOTION
+from m2lgdg.data.readers.tables import MOTION, usual_name
 from m2lgdg.findings import note_on_label
 from m2lgdg.metrics import METRICS, THRESHOLD
 from m2lgdg.registry import SIMPLE
@@ -211,7 +211,7 @@ def _cohort_facts(cohort: Cohort, targets: list[str] | None, *, banded: bool) ->
     tested = np.array([(len(labelled[site]), labelled[site].sum()) for site in targets or labelled])  # (target, n / patients)
     rest = (patients + controls, patients) - tested
     source, target = (f"{_span(side[:, 0])} ({_span(side[:, 1])})" for side in (rest, tested))
-    present = {str(name).lower() for name in cohort.phenotypes}
+    present = {usual_name(name) for name in cohort.phenotypes}
     kinds = {"sex": ["sex"], "age": ["age"], "eye status": EYES, "motion": MOTION}
     groups = [name for name, names in kinds.items() if present & set(names)]
     tr = cohort.tr[~np.isnan(cohort.tr)]

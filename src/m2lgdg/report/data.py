@@ -179,7 +179,7 @@ def flow_steps(contents: Contents) -> list[Step]:
         aside += [f"{unlabelled:,} not tested", "without a label or not yet run"]
     sites = {row["site"] for row in included}
     steps.append(([f"{len(included):,} included", *classes, f"of {_counted(len(sites), 'site')}"], aside))
-    last = [f"{len(tested):,} tested", f"at {_counted(len(targets), 'target site')}", "that their models never saw"]
+    last = [f"{len(tested):,} tested", f"at {_counted(len(targets), 'target site')}", "unseen in training"]
     return [*steps, (last, [])]
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.data.readers.tables import FEMALE, MALE, MOTION
+from m2lgdg.data.readers.tables import FEMALE, MALE, MOTION, usual_name
 from m2lgdg.metrics import THRESHOLD, delong
 from m2lgdg.report.operating import confusion, of_key
 from m2lgdg.report.paper_tables import INTERVAL, Key, label
@@ -65,7 +65,7 @@ def subgroup_table(mean: pd.DataFrame, cohort: Cohort, key: Key, *, hide_small: 
 def _partitions(own: pd.DataFrame, cohort: Cohort) -> Iterator[tuple[str, Names]]:
     """(title, group of each subject) for each phenotype that defines subgroups, and for site size."""
     phenotypes = cohort.phenotypes.loc[own["subject"].tolist()]
-    columns = {str(name).lower(): phenotypes[name] for name in phenotypes.columns}
+    columns = {usual_name(name): phenotypes[name] for name in phenotypes.columns}
     numbers = {name: values.to_numpy() for name, values in columns.items() if values.dtype == np.float64}
     if "sex" in columns:
         yield "sex", _coded(columns["sex"], {MALE: "male", FEMALE: "female"})

@@ -137,7 +137,7 @@ def _choice(contents: Contents, summary: Answer) -> Iterator[Check]:
         text = f"{chosen_among(name, summary.chosen)}. The key main of the study file names a method beforehand."
         yield Check("Choice of the method", "look", text)
     elif len(contents.keys) > 1:
-        how = "by the study file" if contents.study.get("main") == summary.main[0] else "by this package, whatever its AUC"
+        how = "by the study" if contents.study.get("main") == summary.main[0] else "by this package, whatever its AUC"
         yield Check("Choice of the method", "fine", f"{name} was named {how}, so it is not the luckiest of several.")
     if summary.peer_as_good and summary.peer is not None:
         text = f"A simple model performs as well or better: {label(*summary.peer)} compared with {name}."
@@ -172,8 +172,8 @@ def _prevalence(contents: Contents, summary: Answer) -> Iterator[Check]:
     common = float(np.maximum(shares, 1 - shares).mean())
     text = (
         f"{100 * shares.min():.0f} to {100 * shares.max():.0f} % of the subjects of a site are patients. Calling everybody "
-        f"what most are at the site has an accuracy of {100 * common:.0f} %: compare accuracies with that. In a clinic "
-        "patients are rarer: see Operating point for predictive values."
+        f"what most are at the site has an accuracy of {100 * common:.0f} %: compare accuracies with that. Where "
+        "another share are patients, predictive values differ: see Operating point."
     )
     yield Check("Proportion of patients", "fine", text)
 

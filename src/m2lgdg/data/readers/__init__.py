@@ -153,10 +153,12 @@ def guess(path: Path) -> str:
         if _module(kind).matches(path):
             return kind
     raise InputError(
-        f"{path} is not of a supported kind: a folder of your own needs a table participants.tsv (folder), and there are no "
-        "*_rois_*.1D files (abide-pcp), no ABIDEII_Composite_Phenotypic.csv (abide-ii), no *_TCs.1D files (adhd-200), no "
-        "ROISignals_S*.mat files (rest-meta-mdd), no square matrices (connectomes), and no dataset_description.json, "
-        "sub-*/func or *.ptseries.nii (bids)."
+        f"{path} is not of a supported kind: a folder of your own needs a table of subjects, participants.tsv or one other "
+        ".csv or .tsv file with columns of ids and sites; names of other columns and files are given in dataset.toml "
+        "(folder, docs/data.md#datasettoml). There are no *_rois_*.1D files (abide-pcp), no "
+        "ABIDEII_Composite_Phenotypic.csv (abide-ii), no *_TCs.1D files (adhd-200), no ROISignals_S*.mat files "
+        "(rest-meta-mdd), no square matrices (connectomes), and no dataset_description.json, sub-*/func or "
+        "*.ptseries.nii (bids)."
     )
 
 

@@ -7,7 +7,6 @@ order of a table: one for all, or one a folder, whose name is then the site; or 
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +16,7 @@ import pandas as pd
 
 from m2lgdg import scans
 from m2lgdg.data.atlases import bids_atlas
-from m2lgdg.data.readers import arrays, bids, folder, images, matrices, runs, tables
+from m2lgdg.data.readers import bids, folder, images, matrices, runs, tables
 from m2lgdg.data.readers.dataset_toml import Dataset, read_dataset
 from m2lgdg.data.readers.series import Atlases, chosen, requested
 from m2lgdg.findings import Exclusion, Note
@@ -25,11 +24,8 @@ from m2lgdg.storage import InputError
 
 RELMAT, PCONN = "**/sub-*_relmat.tsv", f"**/*{images.CONNECTOME}"
 SERIES_OF_BIDS = (bids.PARCELLATED, bids.DENSE, bids.NIFTI)
-TABLE = (".csv", ".tsv")
 OWN = ("dataset.toml", "participants.tsv", "participants.csv", "participants.json", "README.txt")  # no connectomes
-HEADER = 1 << 16  # bytes in which the header of a table lies
 PROBED = 3  # files by which a folder is guessed
-SOME = 50  # files by whose names the words around the id are told
 DEPTH = 3  # folders, the given one among them, in which files are looked for
 NOT_FOR_MATRICES = ("join_runs", "header", "index_column")  # keys of dataset.toml
 ADVICE = f"{folder.ADVICE}, or by --patient and --control"
@@ -84,7 +80,7 @@ def matches(path: Path) -> bool:
     if dataset.values is not None or dataset.triangle is not None:  # keys that only connectomes have
         return True
     names = str(path / (dataset.rois or "."))
-    files = [one for one in _array_names(path) if one != names and not (one.endswith(TABLE) and _is_table(Path(one)))]
+    files = [one for one in _array_names(path) if one != names and not folder.is_table_of_subjects(Path(one))]
     probed = files[:: max(1, len(files) // PROBED)]
     return bool(probed) and all(_is_of_connectomes(Path(one)) for one in probed)
 
@@ -134,20 +130,6 @@ def _array_names(path: Path) -> list[str]:
     return sorted(found)
 
 
-def _is_table(file: Path) -> bool:
-    """Whether a file is a table of subjects: a header with a column of ids, and with one of another role."""
-    if file.suffix not in TABLE:
-        return False
-    try:
-        with file.open("rb") as opened:
-            first = opened.readline(HEADER)
-    except OSError:
-        return False
-    header = pd.DataFrame(columns=arrays.cells_of(first, b"," if file.suffix == ".csv" else b"\t"))
-    roles = [role for role in tables.ALIASES if tables.find_column(header, role)]
-    return "subject" in roles and len(roles) > 1
-
-
 def find(wanted: Wanted, dataset: Dataset) -> Layout:
     """People and files of a folder."""
     for key in NOT_FOR_MATRICES:
@@ -164,7 +146,7 @@ def find(wanted: Wanted, dataset: Dataset) -> Layout:
     other = {*found, wanted.path / (dataset.rois or "")}
     beside = {file for some in dataset.table_files(wanted.path).values() for file in some}  # tables, or folders of them
     files = [one for one in array_files(wanted.path) if one not in other and beside.isdisjoint((one, *one.parents))]
-    files = [one for one in files if wanted.has(one) and not _is_table(one)]
+    files = [one for one in files if wanted.has(one) and not folder.is_table_of_subjects(one)]
     if len(found) > 1 or (found[0].parent != wanted.path and wanted.participants is None):
         return _by_folder(wanted, dataset, found, files)
     people = folder.people_of(found[0], dataset, wanted.path / "dataset.toml", advice=ADVICE, where=tables.NAMED | SITE)
@@ -183,7 +165,7 @@ def _tables(wanted: Wanted, dataset: Dataset) -> list[Path]:
     given = [file for file in usual if file.exists()][:1]
     if given or dataset.participants != "participants.tsv":
         return given or usual[:1]  # a missing one is an error that names it
-    found = [file for file in array_files(path) if _is_table(file)]
+    found = [file for file in array_files(path) if folder.is_table_of_subjects(file)]
     for level in range(DEPTH):
         here = [file for file in found if len(file.relative_to(path).parts) == level + 1]
         for one, other in pairwise(here):
@@ -219,7 +201,7 @@ def _by_pattern(wanted: Wanted, dataset: Dataset, people: tables.Participants) -
 def _by_name(files: Sequence[Path], subjects: Sequence[str]) -> dict[Path, list[str]]:
     """Files named by their subject, or by it with the same words around it; nothing if no file is."""
     listed = set(subjects)
-    around = ("", "") if any(file.stem in listed for file in files) else _words_around(files, listed)
+    around = ("", "") if any(file.stem in listed for file in files) else folder.words_around(files, listed)
     if around is None:
         return {}
     before, after = around
@@ -232,24 +214,12 @@ def _by_name(files: Sequence[Path], subjects: Sequence[str]) -> dict[Path, list[
             found[subject] = file
     named = set(found.values())
     rest = {file.stem: file for file in files if file not in named}
-    before, after = _words_around(list(rest.values()), listed) or ("", "")
+    before, after = folder.words_around(list(rest.values()), listed) or ("", "")
     again = [subject for subject in found if subject in listed and before + subject + after in rest]
     if len(again) > 1:  # a single file may contain a short id by chance
         file = rest[before + again[0] + after]
         raise InputError(f"{file}: subject {again[0]} has a second file, {found[again[0]]}; select one with --only WORD.")
     return {file: [subject] for subject, file in found.items()}
-
-
-def _words_around(files: Sequence[Path], listed: set[str]) -> tuple[str, str] | None:
-    """What stands before and after the id in the names of most files, such as ROICorrelation_ and _aal."""
-    some = [file.stem for file in files[:: max(1, len(files) // SOME)]]
-    fitting: Counter[tuple[str, str]] = Counter()
-    for stem in some:
-        inside = ((start, end) for end in range(1, len(stem) + 1) for start in range(end) if stem[start:end] in listed)
-        fitting.update((stem[:start], stem[end:]) for start, end in inside)
-    # Of words around a part of the id, 1 in 10 or 01 in 001, there are as many: those around the longest id count.
-    best = max(fitting.items(), key=lambda one: (one[1], -len(one[0][0]) - len(one[0][1])), default=None)
-    return None if best is None else best[0]
 
 
 def _stacks(wanted: Wanted, people: tables.Participants, files: Sequence[Path]) -> dict[Path, list[str]]:

@@ -21,7 +21,7 @@ import pandas as pd
 from m2lgdg.cohort import Cohort, is_proxy, natural_key
 from m2lgdg.data.atlases import included, names_by_position, regions, roi_names
 from m2lgdg.data.readers import tables
-from m2lgdg.data.readers.arrays import Rois, Said, Series, load_array, numbered_rois
+from m2lgdg.data.readers.arrays import Rois, Said, Series, cells_of, load_array, numbered_rois
 from m2lgdg.data.readers.dataset_toml import Dataset, read_dataset
 from m2lgdg.data.readers.series import (
     JOINED,
@@ -39,6 +39,8 @@ from m2lgdg.data.readers.structure import with_files
 from m2lgdg.storage import InputError
 
 RUN = "[A-Za-z0-9]+"  # the name of a run
+HEADER_BYTES = 1 << 16  # in which the header of a table lies
+SOME = 50  # files by whose names the words around the id are told
 FOLDERS = ("", "series/", "timeseries/")
 SUFFIXES = (".npy", ".csv", ".tsv", ".mat", ".1D", ".txt")
 HEADER = {"yes": True, "no": False, True: True, False: False}
@@ -48,7 +50,30 @@ ADVICE = 'give the words of each class in dataset.toml: [labels] patient = ["...
 
 def matches(path: Path) -> bool:
     """Whether a folder has this layout."""
-    return (path / "participants.tsv").is_file() or (path / "dataset.toml").is_file()
+    return (path / "dataset.toml").is_file() or table_of(path, Dataset()).is_file()
+
+
+def table_of(path: Path, dataset: Dataset) -> Path:
+    """The table of subjects: that of dataset.toml, or participants.tsv, or the only other one with ids in the folder."""
+    given = path / dataset.participants
+    if given.exists() or dataset.participants != Dataset().participants:
+        return given
+    found = [file for file in sorted(path.iterdir()) if is_table_of_subjects(file)]
+    return found[0] if len(found) == 1 else given
+
+
+def is_table_of_subjects(file: Path) -> bool:
+    """Whether a file is a table of subjects: a header with a column of ids, and with one of another role."""
+    if file.suffix not in (".csv", ".tsv"):
+        return False
+    try:
+        with file.open("rb") as opened:
+            first = opened.readline(HEADER_BYTES)
+    except OSError:
+        return False
+    header = pd.DataFrame(columns=cells_of(first, b"," if file.suffix == ".csv" else b"\t"))
+    roles = [role for role in tables.ALIASES if tables.find_column(header, role)]
+    return "subject" in roles and len(roles) > 1
 
 
 def read(
@@ -74,7 +99,7 @@ def read(
     for key in ("values", "triangle"):
         if getattr(dataset, key) is not None:
             raise InputError(f"{path / 'dataset.toml'}, key {key}: it is about connectomes; read them with --kind connectomes.")
-    people = people_of(path / dataset.participants, dataset, path / "dataset.toml")
+    people = people_of(table_of(path, dataset), dataset, path / "dataset.toml")
     every = {name: AtlasFolder(path, each, people) for name, each in dataset.by_atlas().items()}
     names = chosen_atlases(path / "dataset.toml", atlas, tuple(every))
     first = every[names[0]]
@@ -178,14 +203,37 @@ class AtlasFolder:
             self.patterns += [f"{folder}{{subject}}_run-{{run}}{suffix}" for folder in FOLDERS for suffix in SUFFIXES]
         if dataset.pattern:
             self.patterns = [Path(dataset.pattern).as_posix()]
-        others = {path / name for name in (dataset.participants, "participants.tsv", "participants.csv", dataset.rois) if name}
+        others = {path / name for name in ("participants.tsv", "participants.csv", dataset.rois) if name} | {people.table}
         others |= {file for some in dataset.table_files(path).values() for file in some}
-        files = {file for one in self.patterns for file in path.glob(_wild(one)) if file not in others and file.is_file()}
-        self.files = {file.relative_to(path).as_posix(): file for file in sorted(files)}
+        self.runs = self._find(people, others)
+        if not self.runs and not dataset.pattern and not dataset.join_runs:
+            self._guess(people, others)
+
+    def _find(self, people: tables.Participants, others: set[Path]) -> dict[str, list[Path]]:
+        """The series of each listed subject who has one, by the patterns; files of tables are none."""
+        files = {file for one in self.patterns for file in self.path.glob(_wild(one)) if file not in others and file.is_file()}
+        self.files = {file.relative_to(self.path).as_posix(): file for file in sorted(files)}
         self.names_of_files = sorted(self.files)
         listed = zip(people.subjects, people.sites.tolist(), strict=True)
         runs = {subject: self._files_of(subject, site) for subject, site in listed}
-        self.runs = {subject: found for subject, found in runs.items() if found}
+        return {subject: found for subject, found in runs.items() if found}
+
+    def _guess(self, people: tables.Participants, others: set[Path]) -> None:
+        """The pattern by which every file of series in the folder, or in one below, has the name of a listed subject."""
+        every = [file for where in ("*", "*/*") for file in sorted(self.path.glob(where)) if file not in others]
+        every = [file for file in every if file.suffix in SUFFIXES and file.is_file()]
+        around = words_around(every, set(people.subjects))
+        if around is None or around[0][-1:].isalnum() or around[1][:1].isalnum():  # 1 in p1 or 1a may be part of an id
+            return
+        alike = all(file.stem.startswith(around[0]) and file.stem.endswith(around[1]) for file in every)
+        if not alike or len({(file.parent, file.suffix) for file in every}) > 1:
+            return
+        place = every[0].parent.relative_to(self.path)
+        pattern = (place / f"{around[0]}{{subject}}{around[1]}{every[0].suffix}").as_posix()
+        self.dataset = self.dataset.model_copy(update={"pattern": pattern})
+        self.patterns = [pattern]
+        self.runs = self._find(people, others)
+        self.notes.append(f"series are named {pattern}")
 
     def _files_of(self, subject: str, site: str) -> list[Path]:
         if ".." in (*Path(subject).parts, *Path(site).parts):
@@ -309,6 +357,18 @@ def _wild(pattern: str) -> str:
     """The pattern with a star for each placeholder; one for several in a row, since ** means folders of any depth."""
     stars = glob.escape(pattern).replace("{subject}", "*").replace("{site}", "*").replace("{run}", "*")
     return re.sub(r"\*{2,}", "*", stars)
+
+
+def words_around(files: Sequence[Path], listed: set[str]) -> tuple[str, str] | None:
+    """What stands before and after the id in the names of most files, such as ROICorrelation_ and _aal."""
+    some = [file.stem for file in files[:: max(1, len(files) // SOME)]]
+    fitting: Counter[tuple[str, str]] = Counter()
+    for stem in some:
+        inside = ((start, end) for end in range(1, len(stem) + 1) for start in range(end) if stem[start:end] in listed)
+        fitting.update((stem[:start], stem[end:]) for start, end in inside)
+    # Of words around a part of the id, 1 in 10 or 01 in 001, there are as many: those around the longest id count.
+    best = max(fitting.items(), key=lambda one: (one[1], -len(one[0][0]) - len(one[0][1])), default=None)
+    return None if best is None else best[0]
 
 
 def none_present(table: Path, source: AtlasFolder, subject: str, site: str) -> str:

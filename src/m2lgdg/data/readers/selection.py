@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.data.readers.tables import MOTION, SubjectTable, need_columns, present_columns, read_text_table
+from m2lgdg.data.readers.tables import MOTION, SubjectTable, need_columns, present_columns, read_text_table, usual_name
 from m2lgdg.data.spreadsheets import unquoted_table
 from m2lgdg.findings import BY_LIST, NO_MOTION, TOO_MUCH_MOTION, Exclusion
 from m2lgdg.storage import InputError
@@ -50,7 +50,7 @@ def limit_motion(cohort: Cohort, max_motion: float, column: str | None = None) -
 
 def usual_column(cohort: Cohort) -> str | None:
     """The first phenotype that has one of the usual names of mean head motion, if there is one."""
-    names = {str(name).lower(): str(name) for name in reversed(cohort.phenotypes.columns)}
+    names = {usual_name(name): str(name) for name in reversed(cohort.phenotypes.columns)}
     return next((names[name] for name in MOTION if name in names), None)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,8 +41,8 @@ MISSING_CODES = ("", "n/a", "nan", "na", "-9999", "-9999.0", "[]", "none")
 INPUTS = ("sex", "age", "education")  # of participants.tsv
 
 ALIASES = {
-    "subject": ("participant_id", "subject", "subject_id", "sub_id", "id", "sub"),
-    "site": ("site", "site_id", "site_name", "center", "centre", "scanner_site"),
+    "subject": ("participant_id", "subject", "subject_id", "sub_id", "id", "sub", "patient_id"),
+    "site": ("site", "site_id", "site_name", "center", "centre", "hospital", "scanner_site"),
     "label": ("label", "diagnosis", "dx", "dx_group", "group", "class", "patient"),
     "age": ("age", "age_at_scan", "age_years"),
     "sex": ("sex", "gender"),
@@ -284,10 +285,15 @@ def find_table(path: Path, pattern: str, skip: str = "\0") -> Path | None:
     return None
 
 
+def usual_name(column: object) -> str:
+    """The name of a column as the usual names are written: `Mean FD` is mean_fd, `Age (years)` is age_years."""
+    return re.sub(r"[^\w]+", "_", str(column).lower()).strip("_")
+
+
 def find_column(table: pd.DataFrame, role: str) -> str | None:
-    """Column for a role (subject, site, label, age ...), found by its usual names regardless of case."""
-    lower = {str(name).lower().replace(" ", "_"): str(name) for name in reversed(table.columns)}
-    return next((lower[alias] for alias in ALIASES[role] if alias in lower), None)
+    """Column for a role (subject, site, label, age ...), found by its usual names regardless of case and signs."""
+    usual = {usual_name(name): str(name) for name in reversed(table.columns)}
+    return next((usual[alias] for alias in ALIASES[role] if alias in usual), None)
 
 
 @dataclass
