@@ -244,7 +244,8 @@ OF_ALL = {
     ),
     "no site": (
         table(lambda text: text.replace("site", "where")),
-        "participants.tsv has no column for the site (site, site_id, site_name, center, centre, hospital, scanner_site); its columns are",
+        "participants.tsv has no column for the site (site, site_id, site_name, center, centre, hospital, "
+        "scanner_site); its columns are",
     ),
     "labels 1 and 2": (
         table(lambda text: text.replace("\t0\t", "\t2\t")),
