@@ -6,7 +6,7 @@ PIP_SHOWN := $(subst --quiet ,,$(PIP)) --progress-bar on
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 MORE := types or long or browser or kernels or fuzz or pages or onnx
 
-.PHONY: demo test test-more docs models wheel wheel-check benchmark faults federated slurm fuzz clean
+.PHONY: demo test test-more coverage docs models wheel wheel-check benchmark faults federated slurm fuzz clean
 
 .venv/installed: pyproject.toml constraints.txt
 	@echo "Installing into .venv, once: PyTorch first (some minutes without a cache), then the rest."
@@ -30,6 +30,10 @@ test: .venv/installed
 test-more: .venv/installed
 	$(BIN)/mypy
 	$(PYTEST) -m "$(MORE)"
+
+# The lines that the tests of `make test` run, by file; apart from it, since measuring takes half as much time again.
+coverage: .venv/installed
+	$(PYTEST) -m "not ($(MORE))" --cov=m2lgdg --cov-report=term:skip-covered
 
 # The pages of docs/ as a site in build/site; every command of the tutorial is run on the way.
 docs: .venv/installed
