@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from m2lgdg.storage import InputError as InputError
     from m2lgdg.study.runner import run_study as run_study
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Loaded when first used, so that `m2lgdg --help` does not wait for numpy, pandas or torch.
 _HOMES = {
