@@ -40,6 +40,11 @@ def test_a_name_is_the_folder_in_the_package_and_a_path_is_itself(own, tmp_path)
     assert packaged.is_packaged(model_folder("small")) and not packaged.is_packaged(tmp_path)
 
 
+def test_what_a_packaged_model_tells_apart(tmp_path):
+    assert packaged.told(model_folder("abide-aal")).startswith("abide-aal: autism or control, ")
+    assert packaged.told(tmp_path) == packaged.told(None) == ""
+
+
 def test_a_name_in_use_twice_is_refused(own, tmp_path):
     """Else the same command would use another model in another directory, and nothing would say so."""
     (tmp_path / "work" / "small").mkdir()

@@ -65,3 +65,8 @@ def model_folder(name_or_path: str | Path) -> Path:
 def is_packaged(folder: Path | None) -> bool:
     """Whether a folder is that of a packaged model."""
     return folder is not None and folder.parent == TRAINED
+
+
+def told(folder: Path | None) -> str:
+    """Name and classes of a packaged model, as the start of a sentence for those who use it; nothing for other folders."""
+    return f"{folder.name}: {packaged()[folder.name].summary}. " if folder is not None and is_packaged(folder) else ""

@@ -29,6 +29,7 @@ from m2lgdg.deploy.serve.structure import LARGEST_TABLE, MOST_FILES, STATS, TABL
 from m2lgdg.deploy.serve.upload import LARGEST, SUFFIXES, TR, example_file, field_of, one_subject, plain_name, taken
 from m2lgdg.method import Method, is_network
 from m2lgdg.model.model import Model
+from m2lgdg.model.packaged import told
 from m2lgdg.scans import CORRELATION, FISHER_Z, SERIES
 
 Form = tuple[dict[str, tuple[str, bytes]], Files, dict[str, str]]  # files of atlases, files of tables, other fields
@@ -41,6 +42,7 @@ class Desk:
 
     def __init__(self, fitted: Model, patience: float = PATIENCE) -> None:
         self.fitted = fitted
+        self.packaged = told(fitted.method._folder)
         self.names = {f"p{i}": name for i, name in enumerate(fitted.facts_["inputs"])}  # field -> phenotype
         self.takes = {atlas: taken(member) for atlas, member in fitted.members.items()}  # a series or a connectome
         self.example = set(self.takes.values()) == {"series"}  # whether a synthetic scan can be shown
@@ -124,6 +126,7 @@ class Desk:
         phenotypes = [(field, field_of(name), words.get(field, "")) for field, name in self.names.items()]
         text = self.page.render(
             method=self.fitted.name,
+            packaged=self.packaged,
             subjects=sum(sum(site.values()) for site in sites.values()),
             sites=len(sites),
             files=[(field, atlas, self.takes[atlas], self.fitted.members[atlas]) for field, atlas in self.files.items()],
