@@ -12,7 +12,6 @@ from torch import nn
 from m2lgdg.deep import Shape
 from m2lgdg.devices import fast_form, plain_form
 from m2lgdg.fast import m2lgdg as fast_m2lgdg
-from m2lgdg.fast import m2lgdg_connectome as fast_m2lgdg_connectome
 from m2lgdg.fast import ufa_net as fast_ufa_net
 from m2lgdg.fast.stacked import dropped
 from m2lgdg.methods import m2lgdg, ufa_net
@@ -196,22 +195,3 @@ def test_dropout_of_a_stack_keeps_its_share_wherever_a_number_stands(p):
     torch.manual_seed(0)
     assert torch.equal(dropped(given, p, training=True), found)
     assert torch.equal(dropped(given, 1.0, training=True), torch.zeros_like(given))
-
-
-@pytest.mark.parametrize("at_once", [1, 5 * 2 * 13**2, 2**20])
-def test_attention_of_narrow_heads_is_that_of_its_definition(monkeypatch, at_once):
-    """Values, and gradients of queries, keys and values, a row at a time, five rows at a time and all together."""
-    monkeypatch.setattr(fast_m2lgdg_connectome._Attention, "AT_ONCE", at_once)
-    draw = torch.Generator().manual_seed(0)
-    parts = torch.randn(7, 13, 3, 2, 4, generator=draw, dtype=torch.float64).requires_grad_()  # (row, roi, part, head, width)
-    weights = torch.randn(7, 13, 2, 4, generator=draw, dtype=torch.float64)
-    q, k, v = parts.unbind(2)
-    scores = torch.einsum("rihw,rjhw->rhij", q, k) / 2  # the root of the width
-    expected = torch.einsum("rhij,rjhw->rihw", scores.exp() / scores.exp().sum(-1, keepdim=True), v)
-    found = fast_m2lgdg_connectome._Attention.apply(parts)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    both = [torch.autograd.grad((one * weights).sum(), parts)[0] for one in (found, expected)]
-    torch.testing.assert_close(*both, rtol=1e-10, atol=1e-12)
-    # What comes back may be of any memory order.
-    strided = torch.autograd.grad(fast_m2lgdg_connectome._Attention.apply(parts), parts, weights.mT.contiguous().mT)[0]
-    torch.testing.assert_close(strided, both[1], rtol=1e-10, atol=1e-12)

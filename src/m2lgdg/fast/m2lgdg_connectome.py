@@ -47,73 +47,10 @@ class GlobalEncoder(plain.GlobalEncoder):
         parts = joint.view(
             -1, tokens.shape[2], 3, attention.num_heads, attention.head_dim
         )  # (member * subject, roi, 3, head, width)
-        if parts.device.type == "cpu" and parts.dtype == torch.float32:
-            mixed = _Attention.apply(parts)  # type: ignore[no-untyped-call]
-        else:
-            q, k, v = parts.transpose(1, 3).unbind(2)  # each (member * subject, head, roi, width)
-            mixed = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)  # (member * subject, roi, head, width)
+        q, k, v = parts.transpose(1, 3).unbind(2)  # each (member * subject, head, roi, width)
+        mixed = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)  # (member * subject, roi, head, width)
         out: Tensor = attention.out_proj(mixed.reshape(tokens.shape))
         return out
-
-
-class _Attention(torch.autograd.Function):
-    """Attention of narrow heads on a CPU, in two thirds of the time of PyTorch's.
-
-    The weights of a few rows at a time stay in the processor's cache, and are computed again on the way back. ROIs are the last
-    dimension of every result, as products with narrow results are slow.
-    """
-
-    AT_ONCE = 2**18  # attention weights
-
-    @staticmethod
-    def forward(ctx: Any, parts: Tensor) -> Tensor:
-        """(row, roi, 3, head, width) queries, keys and values -> (row, roi, head, width)."""
-        rows, rois, _, heads, width = parts.shape
-        ctx.at_once = max(1, _Attention.AT_ONCE // (heads * rois**2))
-        mixed, space = parts.new_empty(rows, rois, heads, width), _Attention.space(parts, ctx.at_once)
-        for some, out in zip(torch.split(parts, ctx.at_once), torch.split(mixed, ctx.at_once), strict=True):
-            q, k, v = _Attention.wide(some)
-            out.copy_(_Attention.narrow(torch.bmm(v, _Attention.weights(q, k, space).mT), heads))
-        ctx.save_for_backward(parts, mixed)
-        return mixed
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        parts, mixed = ctx.saved_tensors
-        result, space = torch.empty_like(parts), _Attention.space(parts, ctx.at_once)
-        pieces = (torch.split(each, ctx.at_once) for each in (parts, mixed, gradients[0], result))
-        for some, out, of_out, into in zip(*pieces, strict=True):
-            q, k, v = _Attention.wide(some)
-            (of_mixed,) = _Attention.wide(of_out[:, :, None])
-            weights = _Attention.weights(q, k, space)
-            inner = (of_out * out).sum(dim=-1).transpose(1, 2).reshape(-1, parts.shape[1], 1)  # (row * head, roi, 1)
-            of_scores = torch.bmm(of_mixed.mT, v, out=space[0, : len(v)]).sub_(inner).mul_(weights)
-            every = (torch.bmm(k, of_scores.mT), torch.bmm(q, of_scores), torch.bmm(of_mixed, weights))
-            for i, each in enumerate(every):
-                into[:, :, i] = _Attention.narrow(each, parts.shape[3])
-        result[:, :, :2] *= parts.shape[-1] ** -0.5
-        return result
-
-    @staticmethod
-    def space(parts: Tensor, rows: int) -> Tensor:
-        """Memory for scores and weights of so many rows, used again and again: new memory takes time."""
-        return parts.new_empty(2, min(rows, len(parts)) * parts.shape[3], parts.shape[1], parts.shape[1])
-
-    @staticmethod
-    def wide(parts: Tensor) -> Tensor:
-        """(row, roi, part, head, width) -> (part, row * head, width, roi)."""
-        return parts.permute(2, 0, 3, 4, 1).flatten(1, 2).contiguous()
-
-    @staticmethod
-    def narrow(each: Tensor, heads: int) -> Tensor:
-        """(row * head, width, roi) -> (row, roi, head, width)."""
-        return each.view(-1, heads, *each.shape[1:]).permute(0, 3, 1, 2)
-
-    @staticmethod
-    def weights(q: Tensor, k: Tensor, space: Tensor) -> Tensor:
-        """(row * head, width, roi) queries and keys -> (row * head, roi, roi), in the second half of the memory."""
-        scores = torch.bmm(q.mT * q.shape[1] ** -0.5, k, out=space[0, : len(q)])
-        return torch.softmax(scores, dim=-1, out=space[1, : len(q)])
 
 
 class GraphConvolution(plain.GraphConvolution):
@@ -122,19 +59,17 @@ class GraphConvolution(plain.GraphConvolution):
     def forward(self, nodes: Tensor, operator: Tensor) -> Tensor:
         """(member, roi, subject, width) -> (member, roi, subject, channel), with operators (member, roi, roi)."""
         members, rois, subjects, _ = nodes.shape
-        weights = self.weights.transpose(1, 2)  # (member, width, k, channel)
-        products = torch.bmm(nodes.flatten(1, 2), weights.flatten(2)).view(members, rois, subjects, *weights.shape[2:])
-        bias = self.bias[:, None, None].to(products.dtype)
-        terms = [each.reshape(members, rois, -1) for each in products.unbind(3)]  # nodes W_k, (member, roi, subject * channel)
+        flat, weights = nodes.flatten(1, 2), self.weights.unbind(1)  # (member, roi * subject, width), (member, width, channel)
+        products = [torch.baddbmm(self.bias[:, None], flat, weights[0]), *(torch.bmm(flat, each) for each in weights[1:])]
+        terms = [each.view(members, rois, -1) for each in products]  # nodes W_k, (member, roi, subject * channel)
         if len(terms) == 1:
-            return terms[0].view(members, rois, subjects, -1) + bias
+            return terms[0].view(members, rois, subjects, -1)
         now, after = terms[-1], None
         for term in terms[-2:0:-1]:
             stepped = torch.baddbmm(term, operator, now, alpha=2)
             now, after = (stepped if after is None else stepped - after), now
         result = torch.baddbmm(terms[0], operator, now)
-        result = result if after is None else result - after
-        return result.view(members, rois, subjects, -1) + bias
+        return (result if after is None else result - after).view(members, rois, subjects, -1)
 
 
 class LocalEncoder(plain.LocalEncoder):
