@@ -147,7 +147,8 @@ def test_values_of_the_readme():
 def test_the_figure_shows_every_method_of_the_study():
     frame = readme_tables.forest_rows()
     predicted = set(read_predictions(ROOT / "results" / readme_tables.TWENTY)["method"]) - {"prior"}
-    assert set(frame["method"]) == predicted | {"m2lgdg-connectome"}
+    networks = set(read_predictions(ROOT / "results" / "abide-all/networks")["method"])
+    assert len(networks) == 7 and set(frame["method"]) == predicted | networks | {"m2lgdg-connectome"}
     assert not frame.duplicated(["set", "method"]).any() and dict(frame.groupby("set")["sites"].max()) == {
         "ABIDE I": 20,
         "ABIDE II": 14,
@@ -156,6 +157,12 @@ def test_the_figure_shows_every_method_of_the_study():
     one = frame.set_index(["set", "method"]).loc[("ABIDE II", "fc-svm")]
     own = areas_of("abide-ii/peers", "fc-svm", "phenotypes")["mean"]
     assert one["mean"] == pytest.approx(own.mean()) and one["half"] == pytest.approx(2.1604 * own.std() / 14**0.5, rel=1e-4)
+    areas = frame.set_index(["set", "method"])["mean"]
+    for place, study in (("ABIDE I", "abide-all/networks"), ("depression", "rest-meta-mdd-connectomes/networks")):
+        assert areas[place, "mldg"] == pytest.approx(areas_of(study, "mldg", "phenotypes")["mean"].mean())
+    assert ("depression", "genm") not in areas  # trained before its phenotypes were mended
+    present = areas_of("rest-meta-mdd-connectomes/present", "m2lgdg-connectome", "")["mean"].mean()
+    assert areas["depression", "m2lgdg-connectome"] == pytest.approx(present)
 
 
 def test_pictures_are_small():

@@ -48,6 +48,7 @@ STUDIES = {  # cells
     "abide-structure/ablation": 60,
     "abide-structure/plus": 60,
     "abide-all/linear": 400,
+    "abide-all/networks": 280,
     "abide-all/motion": 220,
     "abide-all/unique": 220,
     "abide-all/iq": 198,
@@ -495,6 +496,46 @@ def test_all_models_against_m2lgdg(predictions, areas):
     pattern = r"All (\d+) other .*?, (\d+) DeLong .*? in (\d+) at NYU and (\d+) at USM, below it in (\d+)\. .*? (\d+) remain"
     found = [int(value) for value in re.search(pattern, text_of("paper-comparisons")).groups()]
     assert found == [len(others), len(tests), *above, below, (holm(np.array([p for *_, p in tests])) < 0.05).sum()]
+
+
+def test_networks_at_twenty_sites(predictions, areas):
+    def at(study, method, variant):
+        own = pd.Series({key[3]: value[0] for key, value in areas.items() if key[:3] == (study, method, variant)})
+        assert len(own) == 20
+        return own.sort_index()
+
+    rows = rows_of("networks-at-20-sites")
+    means, gains, p_values, texts = {}, {}, [], []
+    for cell, *cells in rows:
+        method, _ = named(cell)
+        network = method not in ("connectome-adaptive", "tangent-pearson-ridge", "fc-logistic", "phenotype-logistic")
+        study = f"abide-all/{'networks' if network else 'linear'}"
+        own = at(study, method, "" if method == "phenotype-logistic" else "phenotypes")
+        expected = [own.mean(), 2.0930 * own.std(ddof=1) / 20**0.5]  # Student's t with 19 degrees of freedom
+        if method == "phenotype-logistic":
+            assert cells[0] == "-"
+        else:
+            scan = at(study, method, "")
+            expected = [scan.mean(), 2.0930 * scan.std(ddof=1) / 20**0.5, *expected]
+        assert numbers(*cells[:2]) == close(expected)
+        assert numbers(cells[2]) == close([own[FOUR].mean()])
+        means[method] = own.mean()
+        if network:
+            gains[method] = own.mean() - scan.mean()
+        if method != "connectome-adaptive":
+            best = at("abide-all/linear", *BEST)
+            difference, low, high = numbers(cells[3].replace("to ", ""))
+            assert difference == close((best - own).mean()) and low < difference < high
+            p_values.append(paired_p(best, own))
+            texts.append(cells[4])
+    assert list(means.values()) == sorted(means.values(), reverse=True) and len(gains) == 7
+    for text, p in zip(texts, holm(np.array(p_values)), strict=True):
+        assert as_chance(text) == pytest.approx(p, abs=0.000501)
+    text = text_of("networks-at-20-sites")
+    below = [method for method in gains if means[method] < means["fc-logistic"]]
+    assert f"{len(below)} of 7 networks" in text and f"highest is `{max(gains, key=means.get)}`" in text
+    found = numbers(text.split("Phenotypes change")[1])
+    assert found == close([min(gains.values()), max(gains.values())])
 
 
 def test_all_sites(predictions, areas):

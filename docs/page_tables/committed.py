@@ -19,6 +19,7 @@ DRAWS = 10_000  # an end of an interval is then exact to about 1.5 % of the widt
 
 Model = tuple[str, str, str]  # study, method, variant
 TARGETS = ("NYU", "USM")  # the paper's
+FOUR = [*TARGETS, "UM_1", "YALE"]  # sites of ABIDE I that no choice was made on
 METRICS = ("AUC", "ACC", "SEN", "SPE", "F1")
 ALL_SITES = "all-sites/networks"
 TWENTY = "abide-all/linear"  # linear models at all sites of ABIDE I

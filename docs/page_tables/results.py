@@ -7,6 +7,7 @@ from m2lgdg.study.stats import holm
 from page_tables import committed as results
 from page_tables.committed import (
     ALL_SITES,
+    FOUR,
     LINEAR,
     PAPER,
     TARGETS,
@@ -29,6 +30,7 @@ AT_ALL_SITES: tuple[Model, ...] = (
     (ALL_SITES, "fc-logistic", "phenotypes"),
     *((ALL_SITES, method, "") for method in ("coral", "mm-gtunets", "cdann", "mldg", "irm", "phenotype-logistic")),
 )
+NETWORKS = "abide-all/networks"  # those that a CPU trains in minutes, at all sites of ABIDE I
 ABLATIONS = {
     "": "the whole method (C4)",
     "M1": "M1, phenotypes alone",
@@ -180,7 +182,48 @@ def sweep_summary() -> list[str]:
     )
 
 
-# Every site of the first cohort
+# Every site
+
+
+def at_twenty(method: str) -> tuple[Model | None, Model]:
+    """A method at all 20 sites: by the scan alone, None without a scan, and with phenotypes."""
+    study = results.TWENTY if method in (*LINEAR, "phenotype-logistic") else NETWORKS
+    if method == "phenotype-logistic":
+        return None, (study, method, "")
+    return (study, method, ""), (study, method, "phenotypes")
+
+
+@block("networks-at-20-sites")
+def networks_at_twenty_sites() -> list[str]:
+    """Networks trained once at each of 20 sites, and the default against each of them, beside linear models."""
+    trained = results.macro(NETWORKS).index.unique("method")
+    shown = ("connectome-adaptive", "tangent-pearson-ridge", "fc-logistic", *trained, "phenotype-logistic")
+    models = {method: at_twenty(method) for method in shown}
+    means = {method: results.by_site(given).mean() for method, (_, given) in models.items()}
+    first, *others = sorted(models, key=lambda method: -means[method])
+    default = models["connectome-adaptive"][1]
+    tests = {method: paired(default, models[method][1]) for method in shown if method != default[1]}
+    adjusted = dict(zip(tests, holm([test["p"] for test in tests.values()]), strict=True))
+    rows = []
+    for method in (first, *others):
+        alone, given = models[method]
+        cells = ["-" if one is None else spread(results.macro(one[0]).loc[one[1:]]) for one in (alone, given)]
+        four = number(results.by_site(given)[FOUR].mean())
+        test = tests.get(method)
+        compared = ["", ""] if test is None else [interval(test["difference"], *test["interval"]), chance(adjusted[method])]
+        rows.append([name(method), *cells, four, *compared])
+    header = ["model", "scan alone", "with phenotypes", "the four", "`connectome-adaptive` minus it (95 %)", "p, Holm"]
+    below = [method for method in trained if means[method] < means["fc-logistic"]]
+    gains = [results.by_site(models[method][1]).mean() - results.by_site(models[method][0]).mean() for method in trained]
+    return [
+        *table(header, rows),
+        "",
+        *bullets(
+            f"With phenotypes, {len(below)} of {len(trained)} networks are below `fc-logistic`; the highest is "
+            f"{name(max(trained, key=means.get))}. Phenotypes change a network by {number(min(gains))} to "
+            f"{number(max(gains))}.",
+        ),
+    ]
 
 
 @block("all-sites")

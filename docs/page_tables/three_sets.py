@@ -2,12 +2,11 @@
 
 import pandas as pd
 
-from page_tables.committed import RESULTS, Model, by_site, paired_trainings
+from page_tables.committed import FOUR, RESULTS, Model, by_site, paired_trainings
 from page_tables.writing import block, bullets, interval, name, number, table
 
 DEFAULT, NETWORK, PEER = "connectome-adaptive", "m2lgdg-connectome", "tangent-pearson-ridge"
 DEPRESSION = "rest-meta-mdd-connectomes"
-FOUR = ["NYU", "USM", "UM_1", "YALE"]
 FIVE = [f"ABIDEII-{site}" for site in ("NYU_1", "SDSU_1", "TCD_1", "UCD_1", "USM_1")]
 FORMER = "steady 1 + swings 0.3 + amplitude 0.2"
 LOG, TANGENT = f"{FORMER} + log_euclidean", f"{FORMER} + tangent_pearson"
