@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from page_tables.committed import TARGETS, TWENTY, Model, as_in_paper, by_seed, by_site, predictions
+from page_tables.committed import TARGETS, TWENTY, TWENTY_NETWORKS, Model, as_in_paper, by_seed, by_site, complete, predictions
 from page_tables.three_sets import DEFAULT, DEPRESSION, FIVE, FOUR, NETWORK, PEER, chosen
 from scipy.stats import t as student
 
@@ -27,9 +27,8 @@ ROOT = Path(__file__).resolve().parents[1]
 README, FIGURE = ROOT / "README.md", ROOT / "docs" / "images" / "forest.png"
 BLOCK = re.compile(r"(<!-- results -->\n).*?(<!-- end of results -->)", re.S)
 SHADES = {"light": ("#1f2328", "white", "#5b6570"), "dark": ("#e6edf3", "none", "#9aa4af")}  # text, page, grey
-TRAINED_ONCE = "abide-all/networks"
 SETS = {  # studies, and the sites on which nothing was chosen
-    "ABIDE I": ((TWENTY, "abide-default/network", TRAINED_ONCE), FOUR),
+    "ABIDE I": ((TWENTY, "abide-default/network", *TWENTY_NETWORKS), FOUR),
     "ABIDE II": (("abide-ii/linear", "abide-ii/peers", "abide-ii/network"), FIVE),
     "depression": ((f"{DEPRESSION}/linear", f"{DEPRESSION}/present", f"{DEPRESSION}/networks", f"{DEPRESSION}/more"), []),
 }
@@ -109,8 +108,9 @@ def table() -> str:
 
 def networks_sentence() -> str:
     """The other networks of the figure at the 20 sites of ABIDE I."""
-    trained = predictions(TRAINED_ONCE)["method"].unique()
-    areas = [by_site((TRAINED_ONCE, method, "phenotypes")).mean() for method in trained]
+    frame = forest_rows().query("set == 'ABIDE I'")
+    others = [row for row in frame.itertuples() if kind(row.method) == "network" and row.method != NETWORK]
+    areas = [row.mean for row in others]
     return (
         f"The {len(areas)} other networks, [trained once](docs/results.md#networks-at-20-sites), have {min(areas):.1f} to "
         f"{max(areas):.1f} on ABIDE I."
@@ -147,7 +147,7 @@ def forest_rows() -> pd.DataFrame:
     rows = []
     for place, (studies, apart) in SETS.items():
         for study in studies:
-            for method, variant in predictions(study)[["method", "variant"]].drop_duplicates().itertuples(index=False):
+            for _, method, variant in complete(study):
                 always = method in ALWAYS or method in load_methods().with_role("phenotypes")
                 told = method == "prior" or (place, method) in EARLIER or [place, method] in [row[:2] for row in rows]
                 if told or variant != ("" if always else "phenotypes"):
@@ -199,7 +199,8 @@ def _forest(frame: pd.DataFrame, colours: dict[str, str]) -> Any:
     names, grey = list(dict.fromkeys(frame["method"])), colours["phenotypes alone"]
     size = (9.6, 0.32 * len(names) + 1.5)
     drawn, panels = plt.subplots(1, len(SETS), figsize=size, layout="constrained", facecolor="none", sharey=True, sharex=True)
-    for axes, (place, own) in zip(panels, frame.groupby("set", sort=False), strict=True):
+    for axes, place in zip(panels, SETS, strict=True):
+        own = frame[frame["set"] == place]
         for row in own.itertuples():
             y, colour = names.index(row.method), colours[kind(row.method)]
             axes.errorbar(row.mean, y, xerr=row.half, fmt="o", markersize=6, color=colour, elinewidth=1.8)

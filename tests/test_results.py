@@ -35,7 +35,6 @@ STUDIES = {  # cells
     "paper/connectome": 80,
     "paper/ufa-net": 20,
     "paper/scan": 6,
-    "all-sites/networks": 612,
     "all-sites/adapted": 40,
     "atlases/linear": 160,
     "atlases/phenotypes": 160,
@@ -49,6 +48,8 @@ STUDIES = {  # cells
     "abide-structure/plus": 60,
     "abide-all/linear": 400,
     "abide-all/networks": 280,
+    "abide-all/mm-gtunets": 60,
+    "abide-all/gpu": 220,
     "abide-all/motion": 220,
     "abide-all/unique": 220,
     "abide-all/iq": 198,
@@ -230,8 +231,8 @@ def test_the_recorded_fields_are_those_of_the_study_file(name):
     assert {key: fields[key] for key in trained} == trained
 
 
-@pytest.mark.parametrize("name", ["all-sites/networks", "sensitivity/m2lgdg"])
-def test_the_committed_tables_are_those_of_the_committed_predictions(name, predictions):
+def test_the_committed_tables_are_those_of_the_committed_predictions(predictions):
+    name = "sensitivity/m2lgdg"
     for table in study_tables(predictions[name]):
         committed = _columns((RESULTS / name / "tables" / f"{plain(table.title.replace(' ', '-'))}.md").read_text())
         now = _columns(render([table], "markdown"))
@@ -499,72 +500,74 @@ def test_all_models_against_m2lgdg(predictions, areas):
 
 
 def test_networks_at_twenty_sites(predictions, areas):
-    def at(study, method, variant):
-        own = pd.Series({key[3]: value[0] for key, value in areas.items() if key[:3] == (study, method, variant)})
-        assert len(own) == 20
-        return own.sort_index()
+    studies = ("linear", "networks", "mm-gtunets", "gpu")
 
+    def at(method, variant):
+        """AUC at the 20 sites in whichever study has them; None where a site is missing."""
+        own = {key[3]: value[0] for key, value in areas.items() if key[0][10:] in studies and key[1:3] == (method, variant)}
+        return pd.Series(own).sort_index() if len(own) == 20 else None
+
+    def decisions(method, variant):
+        together = pd.concat([predictions[f"abide-all/{study}"] for study in studies])
+        own = together[(together["method"] == method) & (together["variant"] == variant)]
+        own = own.set_index(["target", "subject"]).sort_index()
+        return np.log(own["proba"] / (1 - own["proba"])), own["label"]
+
+    forms = {"m2lgdg": ("M2", ""), "mm-gtunets": ("imaging", "all-phenotypes"), "phenotype-logistic": ("none", "")}
+    linear = ("connectome-adaptive", "tangent-pearson-ridge", "fc-logistic", "phenotype-logistic")
     rows = rows_of("networks-at-20-sites")
-    means, gains, p_values, texts = {}, {}, [], []
+    order, gains, p_values, texts, shown = [], {}, [], [], []
     for cell, *cells in rows:
         method, _ = named(cell)
-        network = method not in ("connectome-adaptive", "tangent-pearson-ridge", "fc-logistic", "phenotype-logistic")
-        study = f"abide-all/{'networks' if network else 'linear'}"
-        own = at(study, method, "" if method == "phenotype-logistic" else "phenotypes")
-        expected = [own.mean(), 2.0930 * own.std(ddof=1) / 20**0.5]  # Student's t with 19 degrees of freedom
-        if method == "phenotype-logistic":
-            assert cells[0] == "-"
-        else:
-            scan = at(study, method, "")
-            expected = [scan.mean(), 2.0930 * scan.std(ddof=1) / 20**0.5, *expected]
-        assert numbers(*cells[:2]) == close(expected)
+        both = [at(method, variant) for variant in forms.get(method, ("", "phenotypes"))]
+        for text, own in zip(cells, both, strict=False):
+            values = [] if own is None else [own.mean(), 2.0930 * own.std(ddof=1) / 20**0.5]  # Student's t, 19 degrees
+            assert numbers(text) == close(values)
+        given = both[1] is not None
+        own = both[given]
         assert numbers(cells[2]) == close([own[FOUR].mean()])
-        means[method] = own.mean()
-        if network:
-            gains[method] = own.mean() - scan.mean()
+        order.append((not given, -own.mean()))
+        if method not in linear:
+            shown.append((method, forms.get(method, ("", "phenotypes"))[given]))
+            gains |= {method: own.mean() - both[0].mean()} if given else {}
         if method != "connectome-adaptive":
-            best = at("abide-all/linear", *BEST)
+            best = at(BEST[0], BEST[1] if given else "")
             difference, low, high = numbers(cells[3].replace("to ", ""))
             assert difference == close((best - own).mean()) and low < difference < high
             p_values.append(paired_p(best, own))
             texts.append(cells[4])
-    assert list(means.values()) == sorted(means.values(), reverse=True) and len(gains) == 7
+    assert order == sorted(order) and len(gains) == 12 and len(rows) == 18
     for text, p in zip(texts, holm(np.array(p_values)), strict=True):
         assert as_chance(text) == pytest.approx(p, abs=0.000501)
-    text = text_of("networks-at-20-sites")
-    below = [method for method in gains if means[method] < means["fc-logistic"]]
-    assert f"{len(below)} of 7 networks" in text and f"highest is `{max(gains, key=means.get)}`" in text
-    found = numbers(text.split("Phenotypes change")[1])
-    assert found == close([min(gains.values()), max(gains.values())])
+    text, areas_of = text_of("networks-at-20-sites"), {method: at(*model) for method, *model in ((m, m, v) for m, v in shown)}
+    below = [method for method in gains if areas_of[method].mean() < at("fc-logistic", "phenotypes").mean()]
+    assert f"{len(below)} of 12 networks" in text
+    assert f"highest is `{max(gains, key=lambda method: areas_of[method].mean())}`" in text
+    own_gain = gains.pop("m2lgdg")
+    assert numbers(text.split("change them")[1])[:2] == close([min(gains.values()), max(gains.values())])
+    assert numbers(text.split("and `m2lgdg` by")[1])[0] == close(own_gain)
+    whole, alone, simple = at("m2lgdg", ""), at("m2lgdg", "M1"), at("phenotype-logistic", "")
+    middle, low, high, p = numbers(re.search(r"minus M1: (.*?\)), p ([\d.]+)\.", text)[0].split("M1: ")[1].replace("to ", ""))
+    assert middle == close((whole - alone).mean()) and low < middle < high
+    assert p == pytest.approx(paired_p(whole, alone), abs=0.000501)
+    assert numbers(text.split("(M1):")[1])[0] == close(alone.mean())
+    assert numbers(text.split("`phenotype-logistic` at")[1])[0] == pytest.approx(np.corrcoef(whole, simple)[0, 1], abs=0.00501)
+    assert numbers(text.split("as published,")[1])[0] == close(at("mm-gtunets", "").mean())
 
+    usual, label = decisions(*BEST)
+    sites = label.index.unique("target")
 
-def test_all_sites(predictions, areas):
-    table = {key[1:]: value[0] for key, value in areas.items() if key[0] == "all-sites/networks"}
-    by_site = pd.Series(table).unstack([0, 1]).sort_index()
-    *rows, own_row = rows_of("all-sites")
-    keys = [named(row[0]) for row in rows]
-    assert len(keys) == 8 and named(own_row[0]) == ("m2lgdg", "") and len(by_site) == 18
+    def gain(method, variant):
+        other, _ = decisions(method, variant)
+        joined = [usual + weight * other for weight in (0.1, 0.3, 0.5, 1)]
+        means = [np.mean([auc(label[site].to_numpy(), one[site].to_numpy()) for site in sites]) for one in joined]
+        return 100 * max(means) - at(*BEST).mean()
 
-    def averaged(key):
-        tables = {site: subjects(predictions, ("all-sites/networks", *key), site) for site in by_site.index}
-        return pd.Series({site: 100 * auc(own["label"].to_numpy(), own["proba"].to_numpy()) for site, own in tables.items()})
-
-    together = {key: averaged(key) for key in (*keys, ("m2lgdg", ""))}
-    for row, key in zip((*rows, own_row), together, strict=True):
-        own = by_site[key]
-        half = 2.1098 * own.std(ddof=1) / 18**0.5  # Student's t with 17 degrees of freedom
-        means = [together[key].mean(), own[list(TARGETS)].mean(), own.drop(list(TARGETS)).mean()]
-        assert numbers(*row[1:5]) == close([own.mean(), half, *means])
-    adjusted = holm(np.array([paired_p(together["m2lgdg", ""], together[key]) for key in keys]))
-    for row, key, p in zip(rows, keys, adjusted, strict=True):
-        difference, low, high = numbers(row[5].replace("to ", ""))
-        assert difference == close((together["m2lgdg", ""] - together[key]).mean()) and low < difference < high
-        assert as_chance(row[6]) == pytest.approx(p, abs=0.000501)
-    text, best = text_of("all-sites"), by_site[BEST]
-    alike = np.corrcoef(by_site["m2lgdg", ""], by_site["phenotype-logistic", ""])[0, 1]
-    assert float(re.search(r"phenotype-logistic`: ([\d.]+)\.", text)[1]) == pytest.approx(alike, abs=0.00501)
+    found = numbers(text.split("at most")[1])[0], numbers(text.split("by M1")[0])[-1]
+    assert found == close([max(gain(*model) for model in shown), gain("m2lgdg", "M1")])
+    best = at(*BEST)
     assert f"lowest {best.min():.1f} ({best.idxmin()}), highest {best.max():.1f} ({best.idxmax()})" in text
-    wide = 2.1098 * best.std(ddof=1) * (1 + 1 / 18) ** 0.5
+    wide = 2.0930 * best.std(ddof=1) * (1 + 1 / 20) ** 0.5
     assert numbers(text.split("new site")[1]) == close([best.mean() - wide, best.mean() + wide])
 
 
@@ -573,8 +576,8 @@ def test_the_interval_is_that_of_subjects_drawn_inside_site_and_class(prediction
     committed = importlib.import_module("page_tables.committed")
     monkeypatch.setattr(committed, "DRAWS", 20)
     monkeypatch.setattr(committed, "bootstrap", committed.bootstrap.__wrapped__)  # without its cache
-    models = [("all-sites/networks", *BEST), ("all-sites/networks", "mm-gtunets", "")]
-    table = over_seeds(predictions["all-sites/networks"]).set_index(["method", "variant", "target", "subject"]).sort_index()
+    models = [("abide-all/linear", *BEST), ("abide-all/linear", "fc-svm", "")]
+    table = over_seeds(predictions["abide-all/linear"]).set_index(["method", "variant", "target", "subject"]).sort_index()
     one, two = (table.loc[model[1:]] for model in models)
     sites, drawn = sorted(set(one.index.get_level_values("target"))), []
     groups = [[np.flatnonzero(one.loc[site]["label"].to_numpy() == c) for c in (0, 1)] for site in sites]
@@ -592,7 +595,7 @@ def test_the_interval_is_that_of_subjects_drawn_inside_site_and_class(prediction
     assert result["interval"] == pytest.approx(np.percentile(drawn, [2.5, 97.5]), abs=1e-4)
     (own,) = committed.bootstrap(((4000, 1),))
     assert np.bincount(own[0][0].astype(int))[:3] / 4000 == pytest.approx([np.exp(-1), np.exp(-1), np.exp(-1) / 2], abs=0.03)
-    assert sum(result["counts"]) == len(sites) == 18
+    assert sum(result["counts"]) == len(sites) == 20
 
 
 def test_epochs_of_ufa_net_and_m2dc(records):

@@ -125,11 +125,6 @@ def test_the_papers_subjects_have_the_papers_methods(cohorts):
     assert linear == dict.fromkeys({*without_brain, *((name, given) for name in models for given in (False, True))}, 2)
 
 
-def test_all_sites_are_all_of_abide(cohorts):
-    cells = cells_of(STUDIES / "abide-all-sites.toml", cohorts)
-    assert Counter(cell.target for cell in cells) == dict.fromkeys(ABIDE_SITES, 50)
-
-
 def test_the_papers_table_is_at_every_site_without_and_with_phenotypes(cohorts):
     cells = cells_of(STUDIES / "abide-all.toml", cohorts)
     assert {cell.seed for cell in cells} == {0} and len({cell.target for cell in cells}) == 20

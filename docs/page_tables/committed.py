@@ -21,8 +21,8 @@ Model = tuple[str, str, str]  # study, method, variant
 TARGETS = ("NYU", "USM")  # the paper's
 FOUR = [*TARGETS, "UM_1", "YALE"]  # sites of ABIDE I that no choice was made on
 METRICS = ("AUC", "ACC", "SEN", "SPE", "F1")
-ALL_SITES = "all-sites/networks"
 TWENTY = "abide-all/linear"  # linear models at all sites of ABIDE I
+TWENTY_NETWORKS = ("abide-all/networks", "abide-all/mm-gtunets", "abide-all/gpu")  # the paper's, one commit
 PAPER = "paper/networks"
 LINEAR = (
     *("fc-logistic", "fc-svm", "fc-adaptive", "tangent-logistic", "tangent-ridge", "tangent-pearson-ridge"),
@@ -60,11 +60,10 @@ def macro(study: str) -> pd.DataFrame:
 
 
 @cache
-def averaged(study: str) -> pd.DataFrame:
-    """(target, (method, variant)) AUC in percent of probabilities averaged over seeds."""
-    grouped = over_seeds(predictions(study)).groupby(["target", "method", "variant"], sort=False)
-    areas = {key: 100 * auc(part["label"].to_numpy(), part["proba"].to_numpy()) for key, part in grouped}
-    return pd.Series(areas).unstack([1, 2])
+def complete(study: str) -> list[Model]:
+    """The models of a study that have every target site; a run on a GPU can end before all of them do."""
+    counted = predictions(study).groupby(["method", "variant"], sort=False)["target"].nunique()
+    return [(study, *model) for model in counted.index[counted == counted.max()]]
 
 
 @cache

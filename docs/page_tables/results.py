@@ -3,14 +3,16 @@
 import numpy as np
 from scipy.stats import t as student
 
+from m2lgdg.metrics import auc, logit, sigmoid
 from m2lgdg.study.stats import holm
 from page_tables import committed as results
 from page_tables.committed import (
-    ALL_SITES,
     FOUR,
     LINEAR,
     PAPER,
     TARGETS,
+    TWENTY,
+    TWENTY_NETWORKS,
     WITH_PHENOTYPES,
     Model,
     as_in_paper,
@@ -24,13 +26,9 @@ from page_tables.writing import block, bullets, chance, interval, name, number, 
 FURTHER = ("m2lgdg-connectome", "erm", "brainnet-transformer")  # networks that the paper does not have
 OWN: Model = (PAPER, "m2lgdg", "")
 CONNECTOME: Model = ("paper/connectome", "m2lgdg-connectome", "")
-BEST: Model = (ALL_SITES, "connectome-adaptive", "phenotypes")
-AT_ALL_SITES: tuple[Model, ...] = (
-    BEST,
-    (ALL_SITES, "fc-logistic", "phenotypes"),
-    *((ALL_SITES, method, "") for method in ("coral", "mm-gtunets", "cdann", "mldg", "irm", "phenotype-logistic")),
-)
-NETWORKS = "abide-all/networks"  # those that a CPU trains in minutes, at all sites of ABIDE I
+BEST: Model = (TWENTY, "connectome-adaptive", "phenotypes")
+ADDED = (0.1, 0.3, 0.5, 1)  # weights beside the default's logits
+FORMS = {"m2lgdg": ("M2", ""), "mm-gtunets": ("imaging", "all-phenotypes")}  # variants with the scan alone, with five phenotypes
 ABLATIONS = {
     "": "the whole method (C4)",
     "M1": "M1, phenotypes alone",
@@ -185,72 +183,93 @@ def sweep_summary() -> list[str]:
 # Every site
 
 
-def at_twenty(method: str) -> tuple[Model | None, Model]:
-    """A method at all 20 sites: by the scan alone, None without a scan, and with phenotypes."""
-    study = results.TWENTY if method in (*LINEAR, "phenotype-logistic") else NETWORKS
+def at_twenty(study: str, method: str) -> tuple[Model | None, Model | None]:
+    """A method at all 20 sites: by the scan alone and with phenotypes, None where it has no such form or was not run."""
     if method == "phenotype-logistic":
         return None, (study, method, "")
-    return (study, method, ""), (study, method, "phenotypes")
+    alone, given = ((study, method, variant) for variant in FORMS.get(method, ("", "phenotypes")))
+    known = results.complete(study)
+    return alone if alone in known else None, given if given in known else None
 
 
 @block("networks-at-20-sites")
 def networks_at_twenty_sites() -> list[str]:
     """Networks trained once at each of 20 sites, and the default against each of them, beside linear models."""
-    trained = results.macro(NETWORKS).index.unique("method")
-    shown = ("connectome-adaptive", "tangent-pearson-ridge", "fc-logistic", *trained, "phenotype-logistic")
-    models = {method: at_twenty(method) for method in shown}
-    means = {method: results.by_site(given).mean() for method, (_, given) in models.items()}
-    first, *others = sorted(models, key=lambda method: -means[method])
-    default = models["connectome-adaptive"][1]
-    tests = {method: paired(default, models[method][1]) for method in shown if method != default[1]}
+    trained = {method: study for study in TWENTY_NETWORKS for _, method, _ in results.complete(study)}
+    linear = dict.fromkeys(("connectome-adaptive", "tangent-pearson-ridge", "fc-logistic", "phenotype-logistic"), TWENTY)
+    models = {method: at_twenty(study, method) for method, study in (linear | trained).items()}
+    whole = {method: given or alone for method, (alone, given) in models.items()}
+    means = {method: results.by_site(model).mean() for method, model in whole.items()}
+    order = sorted(models, key=lambda method: (models[method][1] is None, -means[method]))
+    default = models["connectome-adaptive"]
+    tests = {method: paired(default[models[method][1] is not None], whole[method]) for method in order if method != BEST[1]}
     adjusted = dict(zip(tests, holm([test["p"] for test in tests.values()]), strict=True))
     rows = []
-    for method in (first, *others):
-        alone, given = models[method]
-        cells = ["-" if one is None else spread(results.macro(one[0]).loc[one[1:]]) for one in (alone, given)]
-        four = number(results.by_site(given)[FOUR].mean())
-        test = tests.get(method)
+    for method in order:
+        cells = ["-" if one is None else spread(results.macro(one[0]).loc[one[1:]]) for one in models[method]]
+        four, test = number(results.by_site(whole[method])[FOUR].mean()), tests.get(method)
         compared = ["", ""] if test is None else [interval(test["difference"], *test["interval"]), chance(adjusted[method])]
         rows.append([name(method), *cells, four, *compared])
     header = ["model", "scan alone", "with phenotypes", "the four", "`connectome-adaptive` minus it (95 %)", "p, Holm"]
-    below = [method for method in trained if means[method] < means["fc-logistic"]]
-    gains = [results.by_site(models[method][1]).mean() - results.by_site(models[method][0]).mean() for method in trained]
+    given = [method for method in trained if None not in models[method]]
+    below = [method for method in given if means[method] < means["fc-logistic"]]
+    gains = {method: means[method] - results.by_site(models[method][0]).mean() for method in given}
+    least, most = min(gains, key=gains.get), max((m for m in gains if m != "m2lgdg"), key=gains.get)
     return [
         *table(header, rows),
         "",
         *bullets(
-            f"With phenotypes, {len(below)} of {len(trained)} networks are below `fc-logistic`; the highest is "
-            f"{name(max(trained, key=means.get))}. Phenotypes change a network by {number(min(gains))} to "
-            f"{number(max(gains))}.",
+            f"With phenotypes, {len(below)} of {len(given)} networks are below `fc-logistic`; the highest is "
+            f"{name(max(given, key=means.get))}. Phenotypes change them by {number(gains[least])} ({name(least)}) to "
+            f"{number(gains[most])} ({name(most)}), and `m2lgdg` by {number(gains['m2lgdg'])}.",
+            *own_parts(trained["m2lgdg"]),
+            added_to_the_default([model for model in whole.values() if model[0] != TWENTY], (trained["m2lgdg"], "m2lgdg", "M1")),
+            *one_new_site(),
         ),
     ]
 
 
-@block("all-sites")
-def all_sites() -> list[str]:
-    """Networks and linear models at 18 sites, and M²LG-DG against each of them with seeds averaged."""
-    own: Model = (ALL_SITES, "m2lgdg", "")
-    tests = [paired(own, model) for model in AT_ALL_SITES]
-    adjusted = [*(chance(p) for p in holm([test["p"] for test in tests])), ""]
-    differences = [*(interval(test["difference"], *test["interval"]) for test in tests), ""]
-    rows = []
-    for model, difference, p in zip((*AT_ALL_SITES, own), differences, adjusted, strict=True):
-        areas, two = results.by_site(model), list(TARGETS)
-        means = [number(part.mean()) for part in (results.averaged(ALL_SITES)[model[1:]], areas[two], areas.drop(two))]
-        rows.append([name(*model[1:]), spread(results.macro(ALL_SITES).loc[model[1:]]), *means, difference, p])
-    header = ["model", "18 sites", "averaged", "NYU and USM", "16 others", "`m2lgdg` minus it, averaged (95 %)", "p, Holm"]
-    alike = results.by_site(own).corr(results.by_site((ALL_SITES, "phenotype-logistic", "")))
+def own_parts(study: str) -> list[str]:
+    """What M²LG-DG has of the phenotypes alone, and the form of mm-gtunets that takes sex and age."""
+    own: Model = (study, "m2lgdg", "")
+    alone: Model = (study, "m2lgdg", "M1")
+    test, less = paired(own, alone), results.by_site(("abide-all/mm-gtunets", "mm-gtunets", "")).mean()
+    alike = results.by_site(own).corr(results.by_site((TWENTY, "phenotype-logistic", "")))
+    return [
+        f"`m2lgdg` by phenotypes alone (M1): {number(results.by_site(alone).mean())}. The whole minus M1: "
+        f"{interval(test['difference'], *test['interval'])}, p {chance(test['p'])}. Over sites its AUC correlates with that of "
+        f"`phenotype-logistic` at {number(alike, 2)}.",
+        f"`mm-gtunets` has all five phenotypes here; with sex and age alone, as published, {number(less)}.",
+    ]
+
+
+def added_to_the_default(networks: list[Model], phenotypes: Model) -> str:
+    """How much the logits of one more model add to the default at best, with weights that these sites chose."""
+    sites = tuple(results.by_site(BEST).index)
+    own, usual = results.scores(BEST, sites), results.by_site(BEST).mean()
+
+    def best(model: Model) -> float:
+        other = logit(results.scores(model, sites)["proba"])
+        joined = (logit(own["proba"]) + weight * other for weight in ADDED)
+        tables = (own.assign(proba=sigmoid(decision)).groupby("target") for decision in joined)
+        return max(100 * np.mean([auc(part["label"].to_numpy(), part["proba"].to_numpy()) for _, part in t]) for t in tables)
+
+    gains = {model: best(model) - usual for model in networks}
+    most = max(gains, key=gains.get)
+    return (
+        f"Logits added to those of `connectome-adaptive` with the best of the weights {', '.join(map(str, ADDED[:-1]))} and "
+        f"{ADDED[-1]}: at most {number(gains[most])} by a network ({name(most[1])}), and {number(best(phenotypes) - usual)} by M1."
+    )
+
+
+def one_new_site() -> list[str]:
+    """How far the default lies apart between sites."""
     areas = results.by_site(BEST)
     wide = student.ppf(0.975, len(areas) - 1) * areas.std(ddof=1) * np.sqrt(1 + 1 / len(areas))
     return [
-        *table(header, rows),
-        "",
-        *bullets(
-            f"Correlation of AUC over sites between `m2lgdg` and `phenotype-logistic`: {number(alike, 2)}.",
-            f"{name(*BEST[1:])}: lowest {number(areas.min())} ({areas.idxmin()}), highest {number(areas.max())} "
-            f"({areas.idxmax()}); 95 % prediction interval of one new site {number(areas.mean() - wide)} to "
-            f"{number(areas.mean() + wide)}.",
-        ),
+        f"{name(*BEST[1:])}: lowest {number(areas.min())} ({areas.idxmin()}), highest {number(areas.max())} "
+        f"({areas.idxmax()}); 95 % prediction interval of one new site {number(areas.mean() - wide)} to "
+        f"{number(areas.mean() + wide)}.",
     ]
 
 
