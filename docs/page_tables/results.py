@@ -28,7 +28,7 @@ OWN: Model = (PAPER, "m2lgdg", "")
 CONNECTOME: Model = ("paper/connectome", "m2lgdg-connectome", "")
 BEST: Model = (TWENTY, "connectome-adaptive", "phenotypes")
 ADDED = (0.1, 0.3, 0.5, 1)  # weights beside the default's logits
-FORMS = {"m2lgdg": ("M2", ""), "mm-gtunets": ("imaging", "all-phenotypes")}  # variants with the scan alone, with five phenotypes
+FORMS = {"m2lgdg": ("M2", ""), "mm-gtunets": ("imaging", "all-phenotypes")}  # with the scan alone, with all phenotypes
 ABLATIONS = {
     "": "the whole method (C4)",
     "M1": "M1, phenotypes alone",
@@ -223,7 +223,7 @@ def networks_at_twenty_sites() -> list[str]:
             f"{name(max(given, key=means.get))}. Phenotypes change them by {number(gains[least])} ({name(least)}) to "
             f"{number(gains[most])} ({name(most)}), and `m2lgdg` by {number(gains['m2lgdg'])}.",
             *own_parts(trained["m2lgdg"]),
-            added_to_the_default([model for model in whole.values() if model[0] != TWENTY], (trained["m2lgdg"], "m2lgdg", "M1")),
+            added_to_the_default([whole[method] for method in trained], (trained["m2lgdg"], "m2lgdg", "M1")),
             *one_new_site(),
         ),
     ]
@@ -258,7 +258,8 @@ def added_to_the_default(networks: list[Model], phenotypes: Model) -> str:
     most = max(gains, key=gains.get)
     return (
         f"Logits added to those of `connectome-adaptive` with the best of the weights {', '.join(map(str, ADDED[:-1]))} and "
-        f"{ADDED[-1]}: at most {number(gains[most])} by a network ({name(most[1])}), and {number(best(phenotypes) - usual)} by M1."
+        f"{ADDED[-1]}: at most {number(gains[most])} by a network ({name(most[1])}), and "
+        f"{number(best(phenotypes) - usual)} by M1."
     )
 
 

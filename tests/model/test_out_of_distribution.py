@@ -73,6 +73,25 @@ def test_phenotype_shift_is_its_definition(source, target, distribution):
     np.testing.assert_allclose(distribution.scores(target)["phenotypes"], expected, rtol=1e-4)
 
 
+def test_lanczos_steps_give_the_same_scores(monkeypatch, source, target, distribution):
+    assert len(source) < out_of_distribution.MANY  # `distribution` is of dense decompositions
+    monkeypatch.setattr(out_of_distribution, "MANY", 20)
+    own = SourceDistribution.fit(source)
+    np.testing.assert_allclose(own.reached, distribution.reached, rtol=1e-5)
+    np.testing.assert_allclose(own.scores(target)["connectivity"], distribution.scores(target)["connectivity"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 3, 9, 400])
+def test_the_largest_eigenvalues_are_found_whatever_the_rank(rank):
+    rows = np.random.default_rng(rank).normal(size=(300, rank))
+    matrix = rows @ rows.T
+    size, vectors = out_of_distribution._largest(matrix, 10)
+    every = np.linalg.eigvalsh(matrix)
+    np.testing.assert_allclose(size, every[-10:], atol=1e-12 * max(every[-1], 1))
+    np.testing.assert_allclose(vectors.T @ vectors, np.eye(10), atol=1e-12)
+    np.testing.assert_allclose(matrix @ vectors, vectors * size, atol=1e-10 * max(every[-1], 1))
+
+
 def test_a_site_that_is_like_the_others_is_inside(whole):
     mixed = dataclasses.replace(whole, sites=np.random.default_rng(0).permutation(whole.sites))
     scores = SourceDistribution.fit(mixed.select(mixed.sites != "new")).scores(mixed.select(sites=["new"]))
