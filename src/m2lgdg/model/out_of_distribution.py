@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +29,8 @@ LEAST_SUBJECTS = 20  # of source; with fewer, the distribution is not known
 AXES = 10  # principal axes of connectivity; 300 kB at 116 ROIs
 LEAST_AT_SITE = 5  # with fewer, the spread within a site is mostly that of its median
 MANY = 200  # rows of a matrix whose few largest eigenvalues are found by Lanczos steps
+MOST_STEPS = 200
+SOLVED, ENDED = 1e-9, 1e-12  # residual of an axis, relative to the largest eigenvalue; rest of a step, to the first one
 PER_AXIS = 5  # least source subjects per axis: an axis is a direction of many subjects, never one subject's scan
 QUANTILES = (0.5, 0.95)
 TABLE = "table_"  # starts the names of the scores of tables
@@ -124,13 +125,13 @@ class SourceDistribution:
         gram = np.zeros((len(source), len(source)))  # all distances follow from it, so that leaving a site out is cheap
         for part in _centred(features, mean):
             gram += part @ part.T
-        everyone = np.ones(len(source), dtype=bool)
         reached = np.full((2, len(QUANTILES)), np.nan)
         if len(source) >= LEAST_SUBJECTS:
             others = [groups != group for group in range(groups.max() + 1)]
-            reached[0] = _quantiles([_Leading(gram, some, count).distance(gram, ~some) for some in others], QUANTILES)
+            cut = _leading(gram, others, count)
+            reached[0] = _quantiles([one.distance(gram, ~some) for one, some in zip(cut, others, strict=True)], QUANTILES)
             reached[1] = _quantiles([_relative(values[~some], *_moments(values[some])) for some in others], QUANTILES)
-        leading = _Leading(gram, everyone, count)
+        (leading,) = _leading(gram, [np.ones(len(source), dtype=bool)], count)
         statistics = {
             "mean": mean,
             "axes": np.concatenate([leading.weights.T @ part for part in _centred(features, mean)], axis=1),
@@ -243,53 +244,80 @@ def _centred(features: Singles, mean: Floats) -> Iterator[Floats]:
         yield features[:, part].astype(np.float64) - mean[part]
 
 
-def _largest(matrix: Floats, count: int) -> tuple[Floats, Floats]:
-    """Largest eigenvalues of a symmetric matrix, in ascending order, with their vectors.
-
-    Lanczos steps find the few that are needed: of a thousand rows in a fifth, of three thousand in a fifteenth of the time of
-    a decomposition. Small matrices are decomposed, and such as the steps do not get to an end with.
-    """
-    n = len(matrix)
-    if n >= MANY and np.trace(matrix) > 1e-300:
-        from scipy.sparse.linalg import ArpackNoConvergence, eigsh
-
-        with suppress(ArpackNoConvergence):
-            size, vectors = eigsh(matrix, k=count, which="LA", v0=np.random.default_rng(0).normal(size=n))
-            order = np.argsort(size)
-            return size[order], vectors[:, order]
-    from scipy.linalg import eigh
-
-    size, vectors = eigh(matrix, subset_by_index=[max(n - count, 0), n - 1])
-    return size, vectors
-
-
 class _Leading:
     """Leading axes of some rows, as weights of these rows, from the Gram matrix of all rows."""
 
-    def __init__(self, gram: Floats, rows: npt.NDArray[np.bool_], count: int) -> None:
+    def __init__(self, gram: Floats, rows: npt.NDArray[np.bool_], size: Floats, vectors: Floats) -> None:
+        """From the largest eigenvalues of the centred Gram matrix of these rows, in ascending order, and their vectors."""
         self.rows, n = rows, int(rows.sum())
-        centred = gram[np.ix_(rows, rows)]
-        self.middle = centred.mean(axis=0)  # (row,) product with the mean of the rows
-        centred -= self.middle
-        centred -= self.middle[:, None]
-        centred += self.middle.mean()
-        size, vectors = _largest(centred, count)
-        nonzero = size > 1e-9 * max(float(np.trace(centred)), 1e-300)
+        self.middle = gram @ rows / n  # (row of all,) product with the mean of the rows
+        square = np.diag(gram)[rows] - 2 * self.middle[rows] + self.middle[rows].mean()  # diagonal of the centred matrix
+        nonzero = size > 1e-9 * max(float(square.sum()), 1e-300)
         size, vectors = size[nonzero][::-1], vectors[:, nonzero][:, ::-1]
         weights = vectors / np.sqrt(size)  # (row, axis)
         self.weights = weights - weights.mean(axis=0)
         self.spread = np.sqrt(size / n)
-        square = np.diag(centred) - (centred @ self.weights) ** 2 @ np.ones(len(size))
-        log = 0.5 * np.log(np.maximum(square, 1e-12))
+        log = 0.5 * np.log(np.maximum(square - vectors**2 @ size, 1e-12))
         self.beside = np.array([log.mean(), log.std() or 1.0])
 
     def distance(self, gram: Floats, others: npt.NDArray[np.bool_]) -> Floats:
         """(other,) distances of the other rows."""
-        cross = gram[np.ix_(others, self.rows)]
-        middle = cross.mean(axis=1)  # (other,)
-        along = (cross - self.middle) @ self.weights
-        square = np.diag(gram)[others] - 2 * middle + self.middle.mean()
+        every = np.zeros((len(gram), len(self.spread)))
+        every[self.rows] = self.weights
+        along = gram[others] @ every - self.middle @ every  # (other, axis)
+        square = np.diag(gram)[others] - 2 * self.middle[others] + self.middle[self.rows].mean()
         return _combined(along, square - (along**2).sum(axis=1), self.spread, self.beside)
+
+
+def _leading(gram: Floats, cuts: Sequence[npt.NDArray[np.bool_]], count: int) -> list[_Leading]:
+    """Leading axes of the rows of each cut."""
+    if len(gram) >= MANY and (found := _lanczos(gram, np.stack(cuts), count)) is not None:
+        return [_Leading(gram, rows, size, vectors[rows]) for rows, size, vectors in zip(cuts, *found, strict=True)]
+    return [_Leading(gram, rows, *_decomposed(gram[np.ix_(rows, rows)], count)) for rows in cuts]
+
+
+def _decomposed(matrix: Floats, count: int) -> tuple[Floats, Floats]:
+    """Largest eigenvalues of a Gram matrix after centring it, and their vectors."""
+    from scipy.linalg import eigh
+
+    mean = matrix.mean(axis=0)
+    matrix = matrix - mean - mean[:, None] + mean.mean()
+    size, vectors = eigh(matrix, subset_by_index=[max(len(matrix) - count, 0), len(matrix) - 1])
+    return size, vectors
+
+
+def _lanczos(gram: Floats, cuts: npt.NDArray[np.bool_], count: int) -> tuple[Floats, Floats] | None:
+    """(cut, axis) largest eigenvalues of the centred Gram matrix of each cut, and their (cut, row, axis) vectors.
+
+    A Lanczos step multiplies the vectors of all cuts by the whole matrix: one product in place of one for each, and no copies
+    of the matrix. None if they do not get to an end, or end before `count` axes, since the rows have fewer.
+    """
+    member = cuts.astype(np.float64)  # (cut, row)
+
+    def centred(vectors: Floats) -> Floats:
+        inside = member * vectors
+        return np.asarray(inside - member * (inside.sum(axis=1) / member.sum(axis=1))[:, None])
+
+    start = centred(np.random.default_rng(0).normal(size=member.shape))
+    basis = np.zeros((len(cuts), MOST_STEPS + 1, len(gram)))  # (cut, step, row)
+    basis[:, 0] = start / np.linalg.norm(start, axis=1, keepdims=True)
+    tridiagonal = np.zeros((len(cuts), MOST_STEPS + 1, MOST_STEPS + 1))
+    for step in range(1, MOST_STEPS + 1):
+        vectors = centred((gram @ basis[:, step - 1].T).T)
+        tridiagonal[:, step - 1, step - 1] = np.einsum("cr,cr->c", vectors, basis[:, step - 1])
+        for _ in range(2):  # against all former vectors, as rounding would bring them back
+            along = basis[:, :step] @ vectors[:, :, None]  # (cut, step, 1)
+            vectors -= (along.transpose(0, 2, 1) @ basis[:, :step])[:, 0]
+        length = np.linalg.norm(vectors, axis=1)
+        if (length <= ENDED * np.abs(tridiagonal[:, 0, 0])).any():
+            return None
+        basis[:, step] = vectors / length[:, None]
+        if step >= 2 * count and step % 4 == 0:
+            size, inner = np.linalg.eigh(tridiagonal[:, :step, :step])
+            if (length[:, None] * np.abs(inner[:, -1, -count:]) <= SOLVED * size[:, -1:]).all():  # residuals
+                return size[:, -count:], basis[:, :step].transpose(0, 2, 1) @ inner[:, :, -count:]
+        tridiagonal[:, step, step - 1] = tridiagonal[:, step - 1, step] = length
+    return None
 
 
 def _combined(along: Floats, square: Floats, spread: npt.NDArray[np.floating], beside: npt.NDArray[np.floating]) -> Floats:
