@@ -113,6 +113,20 @@ def test_the_ways_to_an_adaptive_ridge_agree(seed, features, penalty):
     np.testing.assert_allclose(alone.held_out[0], among.held_out[0], atol=1e-4 * scale)
 
 
+@pytest.mark.parametrize("balanced", [True, False])
+def test_more_subjects_than_features_have_the_same_adaptive_ridge_by_conjugate_gradients(monkeypatch, balanced):
+    asked = problem(12, (1.0,), balanced=balanced)
+    monkeypatch.setattr(solvers, "_adaptive_by_conjugate_gradients", None)  # of few features each fold is decomposed
+    direct = adaptive_ridge(asked)
+    monkeypatch.undo()
+    monkeypatch.setattr(solvers, "FEW", 11)
+    monkeypatch.setattr(solvers, "_by_fold", None)
+    found = adaptive_ridge(asked)
+    np.testing.assert_allclose(found.held_out, direct.held_out, atol=2e-5 * np.abs(direct.held_out).max())
+    np.testing.assert_allclose(found.intercepts, direct.intercepts, atol=2e-5)
+    np.testing.assert_allclose(found.coefficients(0), direct.coefficients(0), atol=2e-5 * np.abs(direct.coefficients(0)).max())
+
+
 @pytest.mark.parametrize("converged", [1e-5, 1e-12])
 def test_conjugate_gradients_reach_float64_although_products_are_in_float32(monkeypatch, converged):
     monkeypatch.setattr(solvers, "CONVERGED", converged)

@@ -25,6 +25,7 @@ CONVERGED = 1e-6  # residual of conjugate gradients, relative to the right-hand 
 CHECKED = 1e-3  # relative residual at which products in float32 are followed by one in float64
 MULTIPLE = 8  # columns of a product in float32: BLAS is slower with 6 than with 8
 SVM_TOLERANCE = 1e-6  # of margins; with more subjects than features libsvm needs millions of steps for it, and has its own
+FEW = 1000  # features, with more subjects than these, up to which an eigendecomposition for each fold takes less time
 LARGE = 5000  # subjects and features, beyond which a logistic regression goes without the axes of the Gram matrix
 
 
@@ -158,9 +159,10 @@ def ridge(problem: Problem) -> Solutions:
 
 def adaptive_ridge(problem: Problem) -> Solutions:
     """Ridge on features scaled by their association with the label in the training subjects of each fold."""
-    if not problem.rows.wide:
+    wide, alone = problem.rows.wide, len(problem.penalties) == 1
+    if not wide and not (alone and problem.rows.trained.shape[1] > FEW):
         return _by_fold(problem, _adaptive_coefficients)
-    return _adaptive_by_conjugate_gradients(problem) if len(problem.penalties) == 1 else _adaptive_by_gram(problem)
+    return _adaptive_by_conjugate_gradients(problem) if alone else _adaptive_by_gram(problem)
 
 
 def _by_fold(problem: Problem, learn: Callable[[Floats, Floats, Floats, Floats], tuple[Floats, Floats]]) -> Solutions:

@@ -6,7 +6,6 @@ as the history of processing. Each distinct list is parsed once, and short parts
 
 from __future__ import annotations
 
-import hashlib
 import io
 import logging
 import math
@@ -115,51 +114,67 @@ def _short_parts(xml: bytes) -> list[Map] | None:
     """Maps of a header whose long ones are looked up; None if it is not plain enough to be taken apart as text.
 
     A long map is replaced by one without children, so that nibabel sees all else as it is. Without comments, CDATA, document
-    types and other encodings, each `<` starts a tag, so that what looks like a map is one.
+    types and other encodings, each `<` starts a tag, so that what looks like a map is one. A known map has none of these, so
+    that its text is searched for them once.
     """
     declaration = DECLARATION.match(xml)
-    start = 0 if declaration is None else declaration.end()
-    if b"<!" in xml or xml.find(b"<?", start) >= 0 or xml.count(MAP) > MOST_MAPS:
-        return None
+    first = start = 0 if declaration is None else declaration.end()
     long: dict[tuple[int, ...], Map] = {}
-    parts, done = [], 0
+    parts, done, seen = [], 0, 0
     while (begin := xml.find(MAP, start)) >= 0:
+        seen += 1
+        if seen > MOST_MAPS:
+            return None
         end = xml.find(END_OF_MAP, begin) + len(END_OF_MAP)
         start = begin + len(MAP)
         if end < start:
             break
-        another = xml.find(MAP, start, end)
-        if end - begin <= SHORT or another >= 0:  # the map before the one that ends here has no children
+        text = xml[begin:end]
+        if len(text) <= SHORT or (
+            text not in KNOWN and MAP in text[1:]
+        ):  # the map before the one that ends here has no children
             continue
-        found = KNOWN.map(xml[begin:end])
+        if text not in KNOWN and _is_not_plain(text):
+            return None
+        found = KNOWN.map(text)
         if found.dimensions in long:
             return None
         long[found.dimensions] = found
         dimensions = ",".join(map(str, found.dimensions))
         parts += [xml[done:begin], CHILDLESS.format(dimensions, found.kind).encode()]
         done = start = end
-    maps = _parsed(b"".join([*parts, xml[done:]]))
+    short = b"".join([*parts, xml[done:]])
+    if _is_not_plain(short[first:]) or short.count(MAP) > MOST_MAPS:
+        return None
+    maps = _parsed(short)
     if sum(each.children == 0 and each.dimensions in long for each in maps) != len(long):
         return None
     return [each if each.children else long.get(each.dimensions, each) for each in maps]
 
 
+def _is_not_plain(xml: bytes) -> bool:
+    """Whether a text can have comments, CDATA, document types or processing instructions."""
+    return b"<!" in xml or b"<?" in xml
+
+
 class _Known:
-    """Maps by the hash of their XML, the last used ones up to a number of bytes, for all threads."""
+    """Maps by their XML, the last used ones up to a number of bytes, for all threads."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.maps: OrderedDict[bytes, tuple[Map, int]] = OrderedDict()
         self.bytes = 0
 
+    def __contains__(self, xml: bytes) -> bool:
+        return xml in self.maps
+
     def map(self, xml: bytes) -> Map:
-        key = hashlib.blake2b(xml).digest()
         with self.lock:  # also while it is parsed, so that many threads with the same map parse it once
-            if key in self.maps:
-                self.maps.move_to_end(key)
-                return self.maps[key][0]
+            if xml in self.maps:
+                self.maps.move_to_end(xml)
+                return self.maps[xml][0]
             (found,) = _parsed(ALONE % xml)
-            self.maps[key] = found, len(xml)
+            self.maps[xml] = found, len(xml)
             self.bytes += len(xml)
             while self.bytes > LARGEST_KEPT:
                 self.bytes -= self.maps.popitem(last=False)[1][1]
