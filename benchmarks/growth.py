@@ -45,8 +45,9 @@ def make(scan, size, path):
     def series(site, label):
         strength = np.exp(0.4 * rng.normal(size=(NETWORKS, 1))).astype(np.float32)
         strength[0] *= 1 + 0.3 * label
+        own = 0.6 * rng.standard_normal((NETWORKS, rois), dtype=np.float32)  # otherwise FC of two subjects is that of copies
         draws = rng.standard_normal((VOLUMES, NETWORKS + rois), dtype=np.float32)
-        return draws[:, :NETWORKS] @ (at_site[site] * strength) + draws[:, NETWORKS:]  # (volume, roi)
+        return draws[:, :NETWORKS] @ ((at_site[site] + own) * strength) + draws[:, NETWORKS:]  # (volume, roi)
 
     def correlations(one):
         return np.corrcoef(one.T).astype(np.float32)  # (roi, roi)

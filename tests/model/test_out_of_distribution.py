@@ -204,9 +204,8 @@ def test_a_short_scan_is_none_of_connectomes_and_empty_rois_are_flagged(target):
 
 
 def test_the_distribution_of_many_subjects_is_that_of_few(monkeypatch, source, target, distribution):
-    """Of many, products are summed over a few edges at a time, and only the leading axes are computed."""
-    monkeypatch.setattr(out_of_distribution, "LARGE", 0)
-    monkeypatch.setattr(out_of_distribution, "CHUNK", 7)
+    """Of many, products are summed over a few edges at a time."""
+    monkeypatch.setattr(out_of_distribution, "AT_ONCE", 7 * len(source))
     many = SourceDistribution.fit(source)
     for name in ("mean", "spread", "beside", "reached", "centre", "scale", "ranges"):
         np.testing.assert_allclose(getattr(many, name), getattr(distribution, name), rtol=1e-5, atol=1e-6)

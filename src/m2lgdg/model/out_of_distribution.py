@@ -19,7 +19,6 @@ from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import fc_features, standardised
 from m2lgdg.data.check import SHORT
 from m2lgdg.data.table_check import FAILED, FAR, FEWEST_COLUMNS, MAD
-from m2lgdg.methods.solvers import CHUNK, LARGE
 from m2lgdg.methods.tables import TableRows
 from m2lgdg.scans import Connectomes, arrays_of, empty_rois
 from m2lgdg.storage import InputError, one_line, read_tensors, write_tensors
@@ -30,6 +29,7 @@ AXES = 10  # principal axes of connectivity; 300 kB at 116 ROIs
 LEAST_AT_SITE = 5  # with fewer, the spread within a site is mostly that of its median
 MANY = 200  # rows of a matrix whose few largest eigenvalues are found by Lanczos steps
 MOST_STEPS = 200
+AT_ONCE = 2**24  # features converted to float64 at once: 128 MiB
 SOLVED, ENDED = 1e-9, 1e-12  # residual of an axis, relative to the largest eigenvalue; rest of a step, to the first one
 PER_AXIS = 5  # least source subjects per axis: an axis is a direction of many subjects, never one subject's scan
 QUANTILES = (0.5, 0.95)
@@ -237,8 +237,8 @@ def _robust(values: Floats) -> tuple[Floats, Floats]:
 
 
 def _centred(features: Singles, mean: Floats) -> Iterator[Floats]:
-    """(subject, edge) features less their means in float64: all edges, or some at a time where there are many subjects."""
-    edges = len(mean) if len(features) <= LARGE else CHUNK
+    """(subject, edge) features less their means in float64, of some edges at a time."""
+    edges = max(AT_ONCE // max(len(features), 1), 1)
     for start in range(0, len(mean), edges):
         part = slice(start, start + edges)
         yield features[:, part].astype(np.float64) - mean[part]
