@@ -168,7 +168,7 @@ class Linear(TakesTables, UsesAmplitude, Method):
 
         fields = ((name, value) for name, value in self.fields().items() if name not in OUTSIDE_BLOCKS)
         data = (one.tobytes() for one in (source.subjects, source.sites, source.labels, features, confounds))
-        solved = type(self), type(self)._solve, self.learner, *fields, *data
+        solved = type(self), type(self)._solve, self.learner, self.within_sites, *fields, *data
         block, standardised = _TABLES.get(self._key(source, *solved, content=()), solve)
         slopes = np.zeros((0, features.shape[1])) if standardised.slopes is None else standardised.slopes
         table.put(slopes=slopes, mean=standardised.centre, scale=standardised.scale)
@@ -262,7 +262,7 @@ class Linear(TakesTables, UsesAmplitude, Method):
         if not package or any(map(callable, vars(self).values())):
             return None
         hooks = cls._features, cls._subject_weights, cls.amplitude_block
-        return (*(self._content(source) if content is None else content), *hooks, self.within_sites, *more)
+        return (*(self._content(source) if content is None else content), *hooks, *more)
 
     def _content(self, source: Cohort) -> tuple[str, bytes]:
         """Content of source and the order of its subjects, which is not part of its hash but that of the rows of a block."""
@@ -281,9 +281,9 @@ class Linear(TakesTables, UsesAmplitude, Method):
             return standardised_block(features, source, weights, self.within_sites, overwrite=made_here)
 
         def solve() -> Block:
-            return self._solve(name, _ROWS.get(self._key(source, name), standardise), source, folds)
+            return self._solve(name, _ROWS.get(self._key(source, name, self.within_sites), standardise), source, folds)
 
-        made_by = cls, cls._solve, self.learner, name in self.adaptive
+        made_by = cls, cls._solve, self.learner, self.within_sites, name in self.adaptive
         return _BLOCKS.get(self._key(source, name, *made_by, *chosen.items()), solve)
 
     def _fit_together(self, name: str, source: Cohort) -> Block | None:
@@ -363,7 +363,7 @@ class _Recent(Generic[Value]):
 
 # The methods of a study are fitted on the same sources, one target after another.
 _REFERENCES: _Recent[Floats] = _Recent(4)
-_TANGENTS: _Recent[Features] = _Recent(1)
+_TANGENTS: _Recent[Features] = _Recent(2)  # one of each kind: methods of both take turns
 _ROWS: _Recent[Standardised] = _Recent(1)
 _BLOCKS: _Recent[Block] = _Recent(32)
 _ALONE: _Recent[Block | None] = _Recent(32)  # of a source that is not fitted together with others
