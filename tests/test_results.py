@@ -71,7 +71,7 @@ STUDIES = {  # cells
 }
 RECENT = ("paper/m2dc", "paper/ufa-net", "paper/scan", "sensitivity/margin", "abide-structure/ablation", "abide-structure/plus")
 TARGETS = ("NYU", "USM")
-FOUR = [*TARGETS, "UM_1", "YALE"]  # sites that no choice was made on
+FOUR = [*TARGETS, "UM_1", "YALE"]  # sites kept out of the searches
 METRICS = ("AUC", "ACC", "SEN", "SPE", "F1")
 BEST = ("connectome-adaptive", "phenotypes")
 TABLES = importlib.import_module("tables")  # docs/tables.py
@@ -87,6 +87,11 @@ def rows_of(key):
 def text_of(key):
     """Generated sentences, on one line."""
     return " ".join(line.strip() for line in TABLES.lines(key) if not line.startswith("|"))
+
+
+def page(name):
+    """Text of a page on one line."""
+    return " ".join((ROOT / name).read_text().split())
 
 
 def numbers(*cells):
@@ -196,6 +201,8 @@ def model_of(method, phenotypes):
         return "paper/connectome", method, "" if phenotypes else "scan"
     if method in ("m2lgdg", "mm-gtunets", "phenotype-logistic"):
         return ("paper/linear" if method in linear else "paper/networks", method, "") if phenotypes else None
+    if method == "connectome-adaptive":  # paper/linear has the former default
+        return "abide-default/paper", method, "phenotypes" if phenotypes else ""
     if method in (*linear, "m2dc", "ufa-net"):
         return f"paper/{'linear' if method in linear else method}", method, "phenotypes" if phenotypes else ""
     return "paper/phenotypes" if phenotypes else "paper/networks", method, ""
@@ -344,15 +351,49 @@ def test_linear_models(areas, predictions):
         assert set(own["sites"]) == {20}
         halves = 2.0930 * own["sd"] / 20**0.5  # Student's t with 19 degrees of freedom
         assert numbers(every.replace("- /", "")) == close(np.ravel(100 * np.array([own["mean"], halves]).T))
+    # the paper's subjects by the present rule, and the order that verbal IQ gives them
+    motion, viq, paper = (predictions[name] for name in ("abide-all/motion", "abide-all/viq", "paper/linear"))
+    assert set(motion["subject"]) >= set(paper["subject"]) and motion["subject"].nunique() == 884
+    tables = [motion.query("method == 'phenotype-logistic'"), viq[viq["subject"].isin(paper["subject"])]]
+    expected = [
+        100 * auc(*part.query("target == @site")[["label", "proba"]].to_numpy().T) for part in tables for site in TARGETS
+    ]
+    assert numbers(text_of("linear-models")) == close(expected)
 
 
-def test_linear_models_on_other_subjects(areas):
+def test_linear_models_by_the_scan_alone_beside_networks_of_the_paper(areas, published):
+    """The sentence at the top of docs/results.md."""
+    names = [name for name in set(published.index.get_level_values("method")) if name not in ("m2lgdg", "mm-gtunets")]
+    networks = {site: max(areas[*model_of(name, False), site][0] for name in names) for site in TARGETS}
+    linear = [named(row[0])[0] for row in rows_of("linear-models")][:-1]
+    each = {site: [areas[*model_of(name, False), site][0] for name in linear] for site in TARGETS}
+    assert min(each["NYU"]) > networks["NYU"]
+    assert [round(value) for value in (min(each["USM"]), max(each["USM"]), networks["USM"])] == [82, 85, 84]
+    assert "at USM between 82 and 85, like the best of them (83 to 84)" in page("docs/results.md")
+
+
+def test_genm_after_the_change(areas):
+    """Two pages say what it has at 20 sites without and with phenotypes."""
+    given, alone = (
+        np.mean([value[0] for key, value in areas.items() if key[:3] == ("abide-all/networks", "genm", variant)])
+        for variant in ("phenotypes", "")
+    )
+    for name in ("docs/results.md", "docs/methods.md"):
+        said = page(name).partition("t 20 sites, after the change, it has")[2]
+        assert numbers(said)[:2] == close([given, alone])
+
+
+def test_linear_models_on_other_subjects(areas, predictions):
     studies = [f"abide-all/{end}" for end in ("linear", "motion", "unique", "iq", "sex-age", "noglobal")]
 
-    def over_sites(study, method, variant, sites=None):
-        own = {key[3]: value[0] for key, value in areas.items() if key[:3] == (study, method, variant)}
+    def by_site(study, method, variant):
+        own = pd.Series({key[3]: value[0] for key, value in areas.items() if key[:3] == (study, method, variant)})
         assert len(own) == (18 if study.endswith("/iq") else 20)
-        return np.mean([own[site] for site in sites or own])
+        return own.drop("CMU") if study.endswith("/motion") else own  # five subjects are left there
+
+    def over_sites(study, method, variant, sites=None):
+        own = by_site(study, method, variant)
+        return own.mean() if sites is None else own[sites].mean()
 
     rows = rows_of("other-subjects")
     assert len(rows) == 6
@@ -365,13 +406,27 @@ def test_linear_models_on_other_subjects(areas):
     pairs = [key[3] for key in areas if key[:3] == ("abide-all/iq", *BEST)]
     text = text_of("other-subjects")
     expected = [over_sites("abide-all/linear", BEST[0], variant, pairs) for variant in ("", "phenotypes")]
-    assert numbers(re.search(r"has (.*?) there", text)[1]) == close(expected)
-    assert numbers(re.search(r"alone: ([\d.]+)\.", text)[1]) == close([over_sites("abide-all/viq", "phenotype-logistic", "")])
+    assert numbers(re.search(r"has (.*?) there with all", text)[1]) == close(expected)
+    methods = [named(row[0])[0] for row in rows][:-1]
+    changes = {}
+    for end in ("motion", "iq"):
+        both = {(one, variant): by_site(f"abide-all/{end}", one, variant) for one in methods for variant in ("", "phenotypes")}
+        changes[end] = {key: (own - by_site("abide-all/linear", *key)[own.index]).mean() for key, own in both.items()}
+    losses = [-value for value in changes["motion"].values() if value < 0]
+    gains = {key: value for key, value in changes["motion"].items() if value > 0}
+    assert {one for one, _ in gains} == {"tangent-pearson-ridge"} and max(changes["iq"].values()) < 0
+    said = re.search(r"keeps (\d+) .* other (\d+) sites, .*? lose ([\d.]+) to ([\d.]+) points, but .*? gains (.*?)\. -", text)
+    people = next(table for study, table in predictions.items() if study == "abide-all/motion").query("target == 'CMU'")
+    assert [int(one) for one in said.groups()[:2]] == [people["subject"].nunique(), 19]
+    assert numbers(*said.groups()[2:]) == close([min(losses), max(losses), *gains.values()])
+    lost = re.search(r"like IQ are at 18 sites\. .*? lose ([\d.]+) to ([\d.]+) points", text).groups()
+    assert numbers(*lost) == close([-max(changes["iq"].values()), -min(changes["iq"].values())])
+    sex = by_site("abide-all/sex-age", "phenotype-logistic", "")
+    assert numbers(re.search(r"Sex and age alone: (.*?) \(", text)[1]) == close([sex.mean(), 2.0930 * sex.std() / 20**0.5])
+    verbal = over_sites("abide-all/viq", "phenotype-logistic", "")
+    assert numbers(re.search(r"IQ alone: ([\d.]+)\.", text)[1]) == close([verbal])
     told = numbers(text.split("phenotypes is")[1])
-    spread = [
-        np.std([v[0] for k, v in areas.items() if k[:3] == (f"abide-all/{end}", *BEST)], ddof=1) for end in ("motion", "iq")
-    ]
-    assert told == close(spread)
+    assert told == close([by_site(f"abide-all/{end}", *BEST).std(ddof=1) for end in ("motion", "iq")])
 
 
 def test_costs_of_networks(records):
@@ -480,10 +535,12 @@ def test_comparisons_at_nyu_and_usm(predictions):
     assert told == pytest.approx(holm(np.array(p_values)), abs=0.000501)
 
 
-def test_all_models_against_m2lgdg(predictions, areas):
+def test_all_models_against_m2lgdg(predictions, areas, published):
     own = {target: subjects(predictions, ("paper/networks", "m2lgdg", ""), target) for target in TARGETS}
     studies = {f"paper/{end}" for end in ("networks", "phenotypes", "linear", "m2dc", "ufa-net")}
     others = {key[:3] for key in areas if key[0] in studies and key[1] not in ("m2lgdg", "prior") and key[2] != "sparse"}
+    others = {key for key in others if key[1] != "connectome-adaptive"}
+    others |= {("abide-default/paper", "connectome-adaptive", variant) for variant in ("", "phenotypes")}
     others |= {("paper/connectome", "m2lgdg-connectome", variant) for variant in ("", "scan")}
     tests = []
     for model in others:
@@ -497,6 +554,17 @@ def test_all_models_against_m2lgdg(predictions, areas):
     pattern = r"All (\d+) other .*?, (\d+) DeLong .*? in (\d+) at NYU and (\d+) at USM, below it in (\d+)\. .*? (\d+) remain"
     found = [int(value) for value in re.search(pattern, text_of("paper-comparisons")).groups()]
     assert found == [len(others), len(tests), *above, below, (holm(np.array([p for *_, p in tests])) < 0.05).sum()]
+    tests = {}
+    for name in sorted(set(published.index.get_level_values("method")) - {"m2lgdg"}):
+        for target in TARGETS:
+            other = subjects(predictions, model_of(name, name == "mm-gtunets"), target)
+            label, probas = other["label"].to_numpy().astype(int), [own[target]["proba"].to_numpy(), other["proba"].to_numpy()]
+            tests[f"`m2lgdg` {'above' if auc(label, probas[0]) > auc(label, probas[1]) else 'below'} `{name}` at {target}"] = (
+                delong_p(label, *probas)
+            )
+    adjusted = dict(zip(tests, holm(np.array(list(tests.values()))), strict=True))
+    words = re.search(r"The paper's 13 .*?, (\d+) tests .* Below 0\.05: (.*?)\.$", text_of("paper-comparisons")).groups()
+    assert words == (str(len(tests)), " and ".join(key for key, p in adjusted.items() if p < 0.05))
 
 
 def test_networks_at_twenty_sites(predictions, areas):
@@ -534,8 +602,11 @@ def test_networks_at_twenty_sites(predictions, areas):
             best = at(BEST[0], BEST[1] if given else "")
             difference, low, high = numbers(cells[3].replace("to ", ""))
             assert difference == close((best - own).mean()) and low < difference < high
-            p_values.append(paired_p(best, own))
-            texts.append(cells[4])
+            if method in linear[:3]:  # docs/choosing.md has their p
+                assert not cells[4]
+            else:
+                p_values.append(paired_p(best, own))
+                texts.append(cells[4])
     assert order == sorted(order) and len(gains) == 12 and len(rows) == 18
     for text, p in zip(texts, holm(np.array(p_values)), strict=True):
         assert as_chance(text) == pytest.approx(p, abs=0.000501)
@@ -550,6 +621,9 @@ def test_networks_at_twenty_sites(predictions, areas):
     middle, low, high, p = numbers(re.search(r"minus M1: (.*?\)), p ([\d.]+)\.", text)[0].split("M1: ")[1].replace("to ", ""))
     assert middle == close((whole - alone).mean()) and low < middle < high
     assert p == pytest.approx(paired_p(whole, alone), abs=0.000501)
+    middle, low, high, p = numbers(re.search(r"M1 minus `phenotype-logistic`: (.*?)\. These", text)[1].replace("to ", ""))
+    assert middle == close((alone - simple).mean()) and low < middle < high
+    assert p == pytest.approx(paired_p(alone, simple), abs=0.000501)
     assert numbers(text.split("(M1):")[1])[0] == close(alone.mean())
     assert numbers(text.split("`phenotype-logistic` at")[1])[0] == pytest.approx(np.corrcoef(whole, simple)[0, 1], abs=0.00501)
     assert numbers(text.split("as published,")[1])[0] == close(at("mm-gtunets", "").mean())
@@ -796,6 +870,11 @@ def test_depression_at_12_sites(depression):
         middle, low, high = numbers(added.replace("to ", ""))
         assert middle == close(means[-1] - auc_by_seed(without).mean(axis=None)) and low < middle < high
     assert len(means) == 27 and means == sorted(means, reverse=True)
+    simple = auc_by_seed(both("phenotype-logistic")[1]).mean(axis=None)
+    svm, default = (auc_by_seed(both(name)[1]).mean(axis=None) - simple for name in ("fc-svm", BEST[0]))
+    more = re.search(r"excludes 0: none of 26 rows\. (.*)", text_of("mdd-beside-phenotypes"))[1]
+    first, low, high, second, least, most = numbers(more.replace("to ", ""))
+    assert [first, second] == close([svm, default]) and low < 0 < first < high and least < 0 < second < most
     assert max(means) >= 60 and means[[row[0] for row in rows_of("mdd-methods")].index("`phenotype-logistic`")] >= 50
 
 
@@ -949,6 +1028,9 @@ def test_search_for_the_default():
     assert set(tried.index) == {rule.title for rule in search_default.RULES}
     of_series = {rule.title for rule in search_default.RULES if {part.block for part in rule.parts} <= {"swings", "amplitude"}}
     assert set(tried.index[tried.isna().any(axis=1)]) == of_series  # alone, they are no rule for connectomes
+    for name in ("docs/choosing.md", "results/README.md"):
+        said = f"{len(tried)} rules ({len(tried) - len(of_series)} on all three sets, {len(of_series)} on ABIDE I and II"
+        assert said in page(name)
     chosen = search_default.DEFAULT
     assert {part.block: part.weight for part in chosen.parts} == ConnectomeAdaptive.blocks
     assert {(one.power, one.penalty) for part in chosen.parts for one in part.settings} == {

@@ -7,7 +7,7 @@ from page_tables.writing import block, interval, number, table
 ATLASES = {"aal": "AAL", "ho": "Harvard-Oxford", "cc200": "CC200", "ez": "Eickhoff-Zilles", "tt": "Talairach-Tournoux"}
 ATLASES |= {"dosenbach160": "Dosenbach 160"}
 ATLAS_STUDIES = ("atlases/linear", "atlases/phenotypes")
-UNSEEN = ("NYU", "USM", "UM_1", "YALE")  # sites that no choice was made on
+UNSEEN = ("NYU", "USM", "UM_1", "YALE")  # sites kept out of the searches
 
 
 @block("atlases")

@@ -83,6 +83,19 @@ def methods() -> list[str]:
     return table([*header, "phenotypes add (95 % over subjects)"], ordered)
 
 
+@block("mdd-beside-phenotypes")
+def beside_phenotypes() -> list[str]:
+    """What the rows have more than phenotypes alone."""
+    alone = (linear(PHENOTYPES),)
+    tests = {title: paired_trainings(together, alone) for title, (_, together) in models().items() if together != alone}
+    above = sum(test["interval"][0] > 0 for test in tests.values())
+    svm, default = (interval(tests[name(one)]["difference"], *tests[name(one)]["interval"]) for one in ("fc-svm", DEFAULT))
+    return bullets(
+        f"Above phenotypes alone, with an interval over subjects that excludes 0: {above or 'none'} of {len(tests)} rows. "
+        f"`fc-svm` has {svm} points more, the default {default}.",
+    )
+
+
 @block("mdd-ablation")
 def ablation() -> list[str]:
     """The network without one part or another."""

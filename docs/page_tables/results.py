@@ -1,6 +1,7 @@
 """Tables of docs/results.md: the paper's subjects, then every site of the first cohort."""
 
 import numpy as np
+import pandas as pd
 from scipy.stats import t as student
 
 from m2lgdg.metrics import auc, logit, sigmoid
@@ -9,7 +10,9 @@ from page_tables import committed as results
 from page_tables.committed import (
     FOUR,
     LINEAR,
+    LITTLE_MOTION,
     PAPER,
+    SMALL,
     TARGETS,
     TWENTY,
     TWENTY_NETWORKS,
@@ -84,7 +87,22 @@ def linear_models() -> list[str]:
     """Linear models without / with phenotypes: NYU and USM on the paper's subjects, 20 sites of all subjects."""
     methods = (*LINEAR, "phenotype-logistic")
     rows = [[name(method), *(both(method, target) for target in (*TARGETS, "both")), everywhere(method)] for method in methods]
-    return table(["method", *TARGETS, "mean", "20 sites, all subjects"], rows)
+    present = [number(results.by_site((LITTLE_MOTION, "phenotype-logistic", ""))[target]) for target in TARGETS]
+    return [
+        *table(["method", *TARGETS, "mean", "20 sites, all subjects"], rows),
+        "",
+        *bullets(
+            f"By the rule of the last column, `phenotype-logistic` has {present[0]} at NYU and {present[1]} at USM. On the "
+            f"same subjects, verbal IQ alone has {number(verbal_iq('NYU'))} and {number(verbal_iq('USM'))}.",
+        ),
+    ]
+
+
+def verbal_iq(target: str) -> float:
+    """AUC of verbal IQ at a site of the paper's subjects, whose order is that of a model of it alone on all subjects."""
+    own = results.scores(("abide-all/viq", "phenotype-logistic", ""), (target,))
+    subjects = results.scores((PAPER, "m2lgdg", ""), (target,)).index
+    return 100 * auc(*own.loc[subjects, ["label", "proba"]].to_numpy().T)
 
 
 def _counts() -> list[str]:
@@ -129,15 +147,34 @@ def paper_comparisons() -> list[str]:
     remaining = [key for key, p in adjusted.items() if p < 0.05]
     sides = {tests[key][0] > 0 for key in remaining}
     named = [f"{name(model[1])}{' with phenotypes' * others[model]} at {site}" for model, site in remaining]
+    as_published = _against_the_published()
     return [
         *table(["models", "mean of both sites (95 % over subjects)", "NYU (DeLong p, Holm)", "USM (DeLong p, Holm)"], rows),
         "",
         *bullets(
             f"All {len(others)} other models of both tables against `m2lgdg`, {len(tests)} DeLong tests: above it with p < "
             f"0.05 in {above['NYU']} at NYU and {above['USM']} at USM, below it in {below}. With Holm's correction "
-            f"{len(remaining)} remain, {'above it' if sides == {True} else 'above or below it'}: {' and '.join(named)}."
+            f"{len(remaining)} remain, {'above it' if sides == {True} else 'above or below it'}: {' and '.join(named)}.",
+            as_published,
         ),
     ]
+
+
+def _against_the_published() -> str:
+    """M²LG-DG against the paper's other methods, each with phenotypes only if the paper says so."""
+    rivals = results.networks()[1:]
+    tests = {(one, site): test for one in rivals for site, test in results.delong(OWN, as_in_paper(one)).items()}
+    adjusted = dict(zip(tests, holm([p for _, p in tests.values()]), strict=True))
+    remaining = [
+        f"`m2lgdg` {'above' if tests[key][0] > 0 else 'below'} {name(key[0])} at {key[1]}"
+        for key, p in adjusted.items()
+        if p < 0.05
+    ]
+    bare = sum(one not in WITH_PHENOTYPES for one in rivals)
+    return (
+        f"The paper's {len(rivals)} other methods as it has them ({bare} take no phenotypes; `m2lgdg` does), {len(tests)} "
+        f"tests with a correction of their own. Below 0.05: {' and '.join(remaining) or 'none'}."
+    )
 
 
 # Ablations and sweeps of M²LG-DG
@@ -203,13 +240,14 @@ def networks_at_twenty_sites() -> list[str]:
     order = sorted(models, key=lambda method: (models[method][1] is None, -means[method]))
     default = models["connectome-adaptive"]
     tests = {method: paired(default[models[method][1] is not None], whole[method]) for method in order if method != BEST[1]}
-    adjusted = dict(zip(tests, holm([test["p"] for test in tests.values()]), strict=True))
+    asked = [method for method in tests if method not in LINEAR]  # docs/choosing.md corrects the p of linear models
+    adjusted = dict(zip(asked, holm([tests[method]["p"] for method in asked]), strict=True))
     rows = []
     for method in order:
         cells = ["-" if one is None else spread(results.macro(one[0]).loc[one[1:]]) for one in models[method]]
         four, test = number(results.by_site(whole[method])[FOUR].mean()), tests.get(method)
-        compared = ["", ""] if test is None else [interval(test["difference"], *test["interval"]), chance(adjusted[method])]
-        rows.append([name(method), *cells, four, *compared])
+        compared = "" if test is None else interval(test["difference"], *test["interval"])
+        rows.append([name(method), *cells, four, compared, chance(adjusted[method]) if method in adjusted else ""])
     header = ["model", "scan alone", "with phenotypes", "the four", "`connectome-adaptive` minus it (95 %)", "p, Holm"]
     given = [method for method in trained if None not in models[method]]
     below = [method for method in given if means[method] < means["fc-logistic"]]
@@ -233,12 +271,14 @@ def own_parts(study: str) -> list[str]:
     """What M²LG-DG has of the phenotypes alone, and the form of mm-gtunets that takes sex and age."""
     own: Model = (study, "m2lgdg", "")
     alone: Model = (study, "m2lgdg", "M1")
+    simple: Model = (TWENTY, "phenotype-logistic", "")
     test, less = paired(own, alone), results.by_site(("abide-all/mm-gtunets", "mm-gtunets", "")).mean()
-    alike = results.by_site(own).corr(results.by_site((TWENTY, "phenotype-logistic", "")))
+    alike, beside = results.by_site(own).corr(results.by_site(simple)), paired(alone, simple)
     return [
         f"`m2lgdg` by phenotypes alone (M1): {number(results.by_site(alone).mean())}. The whole minus M1: "
         f"{interval(test['difference'], *test['interval'])}, p {chance(test['p'])}. Over sites its AUC correlates with that of "
-        f"`phenotype-logistic` at {number(alike, 2)}.",
+        f"`phenotype-logistic` at {number(alike, 2)}. M1 minus `phenotype-logistic`: "
+        f"{interval(beside['difference'], *beside['interval'])}, p {chance(beside['p'])}. These p values are not corrected.",
         f"`mm-gtunets` has all five phenotypes here; with sex and age alone, as published, {number(less)}.",
     ]
 
@@ -278,11 +318,13 @@ def one_new_site() -> list[str]:
 
 
 SEX_AND_AGE = "abide-all/sex-age"  # has phenotypes in all rows: the scan alone would not differ
+WITHOUT_SMALL = f"FD below 0.2 mm, without {SMALL}"
+LIKE_IQ = "pairs of like IQ"
 OTHERS = {  # what differs -> study; every study has all linear models of `SHOWN`
     "all 1,035": results.TWENTY,
-    "FD below 0.2 mm": "abide-all/motion",
+    WITHOUT_SMALL: LITTLE_MOTION,
     "no duplicate scans": "abide-all/unique",
-    "pairs of like IQ": "abide-all/iq",
+    LIKE_IQ: "abide-all/iq",
     "sex and age, no IQ": SEX_AND_AGE,
     "no global signal regression, CC200": "abide-all/noglobal",
 }
@@ -296,6 +338,21 @@ def _alone_and_with(study: str, method: str) -> tuple[Model | None, Model]:
     return (study, method, ""), (study, method, "phenotypes")
 
 
+def _at_sites(model: Model) -> pd.Series:
+    """AUC at each site, without the one where too few subjects move little."""
+    areas = results.by_site(model)
+    return areas.drop(SMALL) if model[0] == LITTLE_MOTION else areas
+
+
+def _lost(study: str) -> dict[str, list[float]]:
+    """Points that a model of the scan has less than on all subjects of the same sites, without and with phenotypes."""
+    lost = {}
+    for method in SHOWN[:-1]:
+        pairs = zip(_alone_and_with(results.TWENTY, method), _alone_and_with(study, method), strict=True)
+        lost[method] = [float((results.by_site(whole) - _at_sites(part)).mean()) for whole, part in pairs]  # at sites of both
+    return lost
+
+
 @block("other-subjects")
 def other_subjects() -> list[str]:
     """Mean AUC over sites of linear models, without / with phenotypes, on other subjects, inputs and scans."""
@@ -304,22 +361,31 @@ def other_subjects() -> list[str]:
         row = [name(method)]
         for study in OTHERS.values():
             alone, given = _alone_and_with(study, method)
-            row.append(" / ".join("-" if one is None else number(results.by_site(one).mean()) for one in (alone, given)))
+            row.append(" / ".join("-" if one is None else number(_at_sites(one).mean()) for one in (alone, given)))
         rows.append(row)
-    paired_iq, own = OTHERS["pairs of like IQ"], ("connectome-adaptive", "phenotypes")
-    sites_of_pairs = list(results.by_site((paired_iq, *own)).index)
-    all_there = [results.by_site((results.TWENTY, own[0], variant))[sites_of_pairs].mean() for variant in ("", own[1])]
+    moving, matched = _lost(LITTLE_MOTION), _lost(OTHERS[LIKE_IQ])
+    losses = [value for both in moving.values() for value in both if value > 0]
+    gaining = {method: [-value for value in both] for method, both in moving.items() if max(both) < 0}
+    gained = ", ".join(f"{name(method)} gains {' / '.join(map(number, both))}" for method, both in gaining.items())
+    few = results.predictions(LITTLE_MOTION).query("target == @SMALL")["subject"].nunique()
+    own = ("connectome-adaptive", "phenotypes")
+    still, pairs = (_at_sites((study, *own)) for study in (LITTLE_MOTION, OTHERS[LIKE_IQ]))
+    all_there = [results.by_site((results.TWENTY, own[0], variant))[pairs.index].mean() for variant in ("", own[1])]
     verbal = results.by_site(("abide-all/viq", "phenotype-logistic", ""))
-    spreads = [results.by_site((study, *own)) for study in (OTHERS["FD below 0.2 mm"], paired_iq)]
+    sex_and_age = results.macro(SEX_AND_AGE).loc[("phenotype-logistic", "")]
     return [
         *table(["model", *OTHERS], rows),
         "",
         *bullets(
-            f"Pairs of like IQ are at {len(sites_of_pairs)} sites; with all subjects, `connectome-adaptive` has "
-            f"{' / '.join(map(number, all_there))} there.",
-            f"Verbal IQ alone: {number(verbal.mean())}.",
+            f"With little head motion {SMALL} keeps {few} subjects and is left out of that column. Beside all subjects of the "
+            f"other {len(still)} sites, models of the scan lose {number(min(losses))} to {number(max(losses))} points, but "
+            f"{gained}.",
+            f"Pairs of like IQ are at {len(pairs)} sites. Beside all subjects of these sites, models of the scan lose "
+            f"{number(min(map(min, matched.values())))} to {number(max(map(max, matched.values())))} points; "
+            f"`connectome-adaptive` has {' / '.join(map(number, all_there))} there with all.",
+            f"Verbal IQ alone: {number(verbal.mean())}. Sex and age alone: {spread(sex_and_age)} (95 % over sites).",
             f"Sites differ more than columns: the sd over sites of `connectome-adaptive` with phenotypes is "
-            f"{number(spreads[0].std(ddof=1))} with little motion and {number(spreads[1].std(ddof=1))} in pairs.",
+            f"{number(still.std(ddof=1))} with little motion and {number(pairs.std(ddof=1))} in pairs.",
         ),
     ]
 

@@ -2,7 +2,7 @@
 
 from m2lgdg.study.stats import holm
 from page_tables.atlases import UNSEEN
-from page_tables.committed import Model, averaged_trainings, by_seed, by_site, paired_trainings, scores
+from page_tables.committed import SMALL, Model, averaged_trainings, by_seed, by_site, paired_trainings, scores
 from page_tables.writing import block, bullets, chance, interval, number, table
 
 FOLDER, DEFAULT = "abide-structure", "connectome-adaptive"
@@ -23,12 +23,12 @@ WITHOUT = {  # a row with structure -> the same without it
 AREAS = ["20 sites", "16 sites", "the four", *UNSEEN]
 ADDED = ["structure adds (95 % over subjects)", "sites above", "p over sites, Holm"]
 COHORTS = {"1,035 subjects": "linear", "the paper's 884": "paper", "754 in pairs of like age and sex": "matched"}
-SMALL = "CMU"  # of the paper's cohort
 
 NETWORK = "m2lgdg-connectome"
 WHOLE, BARE = ((f"{FOLDER}/connectome", NETWORK, variant) for variant in ("", "no-structure"))
 PLUS_TWO: Model = (f"{FOLDER}/plus", NETWORK, "")
 LINEAR, LINEAR_BARE = ((f"{FOLDER}/linear", DEFAULT, variant) for variant in ("phenotypes", "scan-phenotypes"))
+DEFAULTS: dict[str, Model] = {"one atlas": LINEAR, "two atlases": (f"{FOLDER}/atlases", *ROWS["all three"])}
 NETWORKS: dict[str, tuple[Model, ...]] = {  # several models: their mean logit
     "structure": ((f"{FOLDER}/ablation", NETWORK, "structure"),),
     "scan and structure": ((f"{FOLDER}/ablation", NETWORK, "no-phenotypes"),),
@@ -65,27 +65,40 @@ def adds(pairs: dict[str, tuple[tuple[Model, ...], tuple[Model, ...]]]) -> dict[
     }
 
 
+def linear_models() -> dict[str, Model]:
+    """Rows of the first table, in one atlas and in two."""
+    two = {f"{row}, two atlases": (f"{FOLDER}/atlases", *ROWS[row]) for row in ("scan and phenotypes", "all three")}
+    return {row: model("linear", row) for row in ROWS} | two
+
+
+def added_to_the_default() -> dict[str, list[str]]:
+    """What structure adds to each row of the first table, with one correction for all."""
+    models, without = linear_models(), WITHOUT | {"all three, two atlases": "scan and phenotypes, two atlases"}
+    return adds({row: ((models[row],), (models[other],)) for row, other in without.items()})
+
+
 @block("structure-inputs")
 def inputs() -> list[str]:
     """AUC of the default by what it sees, in one atlas and in two, and what structure adds to each."""
-    models = {row: model("linear", row) for row in ROWS}
-    models |= {f"{row}, two atlases": (f"{FOLDER}/atlases", *ROWS[row]) for row in ("scan and phenotypes", "all three")}
-    without = WITHOUT | {"all three, two atlases": "scan and phenotypes, two atlases"}
-    added = adds({row: ((models[row],), (models[other],)) for row, other in without.items()})
-    rows = [[row, *areas(one), *added.get(row, [""] * 3)] for row, one in models.items()]
+    added = added_to_the_default()
+    rows = [[row, *areas(one), *added.get(row, [""] * 3)] for row, one in linear_models().items()]
     return table(["the model sees", *AREAS, *ADDED], rows)
+
+
+def added_to_the_network() -> dict[str, list[str]]:
+    """What structure adds to the network, and the best model minus the default by atlases, with one correction for all four."""
+    bare = {row: row.replace("all three", "scan and phenotypes") for row in list(NETWORKS)[3:6:2]}
+    pairs = {row: (NETWORKS[row], NETWORKS[other]) for row, other in bare.items()}
+    return adds(pairs | {title: ((PLUS_TWO,), (one,)) for title, one in DEFAULTS.items()})
 
 
 @block("structure-network")
 def network() -> list[str]:
     """AUC of the network by what it sees, what structure adds to it, and the best model against the default."""
-    bare = {row: row.replace("all three", "scan and phenotypes") for row in list(NETWORKS)[3:6:2]}
-    default = {"one atlas": LINEAR, "two atlases": (f"{FOLDER}/atlases", *ROWS["all three"])}
-    pairs = {row: (NETWORKS[row], NETWORKS[other]) for row, other in bare.items()}
-    added = adds(pairs | {title: ((PLUS_TWO,), (one,)) for title, one in default.items()})  # one correction for all four
+    added = added_to_the_network()
     rows = [[row, str(len(by_seed(*models))), *areas(*models), *added.get(row, [""] * 3)] for row, models in NETWORKS.items()]
     joined, four = averaged_trainings(PLUS_TWO), list(UNSEEN)
-    told = ["in {} {}, {} sites above, p {}".format(title, *added[title]) for title in default]
+    told = ["in {} {}, {} sites above, p {}".format(title, *added[title]) for title in DEFAULTS]
     return [
         *table(["the network sees", "trainings", *AREAS, *ADDED], rows),
         "",
