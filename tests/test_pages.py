@@ -1,5 +1,6 @@
 """The README and the pages: outputs that were really printed, tables of the committed results, a reference without gaps."""
 
+import itertools
 import pkgutil
 import re
 import shlex
@@ -10,15 +11,18 @@ import pandas as pd
 import pytest
 import readme_tables
 import reference
+from page_tables.committed import by_site
+from scipy.stats import ttest_rel
 from typer.main import get_command
 
 import m2lgdg
 from m2lgdg.commands import terminal
 from m2lgdg.commands.terminal import COMMANDS
+from m2lgdg.metrics import auc, delong_interval
 from m2lgdg.registry import load_methods
 from m2lgdg.study.config import Study
 from m2lgdg.study.predictions import read_predictions
-from m2lgdg.study.stats import cell_scores, site_scores
+from m2lgdg.study.stats import cell_scores, holm, site_scores
 
 ROOT = Path(__file__).parents[1]
 PAGE = """<!-- executed -->
@@ -127,7 +131,11 @@ def areas_of(study, name, variant):
 def test_values_of_the_readme():
     text = readme_tables.table()
     rows = [row.split("|")[1:-1] for row in text.splitlines() if row.startswith("|")]
-    cells = {re.search(r"`([\w-]+)`", row[0])[1]: [float(cell) for cell in row[1:]] for row in rows if "`" in row[0]}
+    cells = {
+        re.search(r"`([\w-]+)`", row[0])[1]: [float(cell) for cell in row[1:]]
+        for row in rows
+        if "`" in row[0] and len(row) == 6
+    }
     places = ("abide-default/{}", "abide-ii/{}", "rest-meta-mdd-connectomes/{}")
     for name, parts, variant in (
         ("connectome-adaptive", ("linear", "linear", "linear"), "phenotypes"),
@@ -138,11 +146,42 @@ def test_values_of_the_readme():
         five = [f"ABIDEII-{site}_1" for site in ("NYU", "SDSU", "TCD", "UCD", "USM")]
         expected = [one.mean(), one[["NYU", "USM", "UM_1", "YALE"]].mean(), two.mean(), two[five].mean(), three.mean()]
         assert (len(one), len(two), len(three)) == (20, 14, 12) and cells[name] == pytest.approx(expected, abs=0.0501)
-    own = areas_of("paper/networks", "m2lgdg", "")
-    said = re.findall(r"([\d.]+) ± ([\d.]+) at (\w+)", " ".join(text.split()))
-    assert [site for *_, site in said] == ["NYU", "USM"]
-    for mean, sd, site in said:
-        assert (float(mean), float(sd)) == pytest.approx(tuple(own.loc[site]), abs=0.0501)
+    studies = ("abide-all/linear", "abide-ii/peers", "rest-meta-mdd-connectomes/linear")
+    svm = [areas_of(study, "fc-svm", "phenotypes")["mean"] for study in studies]
+    assert [cells["fc-svm"][i] for i in (0, 2, 4)] == pytest.approx([own.mean() for own in svm], abs=0.0501)
+
+
+def test_the_paper_at_two_sites_in_the_readme():
+    """Single trainings, their average with its interval, the paper's AUC and phenotypes alone."""
+    single, alone = areas_of("paper/networks", "m2lgdg", ""), areas_of("abide-all/motion", "phenotype-logistic", "")
+    paper = pd.read_csv(ROOT / "studies" / "paper-abide.csv").set_index(["method", "target", "metric"])["value"]
+    table = read_predictions(ROOT / "results" / "paper/networks").query("method == 'm2lgdg' and variant == ''")
+    rows = {row[0]: row[1:] for row in (line.strip("| ").split(" | ") for line in readme_tables.paper_lines()[2:])}
+    assert list(rows) == ["NYU", "USM"]
+    for site, cells in rows.items():
+        mean = table.query("target == @site").groupby("subject")[["label", "proba"]].mean()
+        labels, proba = mean.to_numpy().T
+        low, high = delong_interval(labels.astype(int), proba)
+        expected = [*single.loc[site], 100 * auc(labels.astype(int), proba), 100 * low, 100 * high]
+        expected += [paper["m2lgdg", site, "AUC"], alone.loc[site, "mean"]]
+        found = [float(value) for value in re.findall(r"[\d.]+", " ".join(cells))]
+        assert found == [pytest.approx(value, abs=0.501 if i in (3, 4) else 0.0501) for i, value in enumerate(expected)]
+        # "near its published AUC, and so are phenotypes alone": within one sd of the paper's table
+        assert all(abs(found[i] - found[5]) < {"NYU": 3.56, "USM": 2.79}[site] for i in (0, 6))
+
+
+def test_what_the_readme_calls_not_clear():
+    """No p over sites is below 0.05 after Holm's correction among the first three rows, nor beside phenotypes in depression."""
+    first = [[readme_tables.chosen(name)] for name in (readme_tables.DEFAULT, readme_tables.NETWORK)]
+    first.append([own[0] for own in first[::-1]])
+    joined = [[by_site(*sets) for sets in zip(*models, strict=True)] for models in first]
+    for one in zip(*joined, strict=True):  # a data set
+        pairs = [ttest_rel(a, b[a.index]).pvalue for a, b in itertools.combinations(one, 2)]
+        assert min(holm(pairs)) > 0.05
+    alone = by_site(("rest-meta-mdd-connectomes/linear", "phenotype-logistic", ""))
+    peers = [by_site(readme_tables.chosen(name)[2]) for name in (readme_tables.PEER, "fc-svm", "fc-logistic")]
+    rows = [*(sets[2] for sets in joined), *peers]
+    assert min(holm([ttest_rel(own, alone[own.index]).pvalue for own in rows])) > 0.05
 
 
 def test_the_figure_shows_every_method_of_the_study():
@@ -150,7 +189,10 @@ def test_the_figure_shows_every_method_of_the_study():
     predicted = set(read_predictions(ROOT / "results" / readme_tables.TWENTY)["method"]) - {"prior"}
     studies = [read_predictions(ROOT / "results" / "abide-all" / name) for name in ("networks", "mm-gtunets", "gpu")]
     networks = set(pd.concat(studies)["method"]) - {"ibgnn-plus", "ufa-net"}  # not with phenotypes at all 20
-    assert len(networks) == 12 and set(frame["method"]) == predicted | networks | {"m2lgdg-connectome"}
+    others = {"irm", "coral", "group-dro", "brainnet-transformer", "ibgnn-plus"}  # on depression alone
+    assert len(networks) == 12 and set(frame["method"]) == predicted | networks | others | {"m2lgdg-connectome"}
+    assert set(frame.loc[frame["order"].isna(), "method"]) == others and set(frame["method"].iloc[-5:]) == others
+    assert set(frame.loc[frame["apart"].notna(), "method"]) == predicted | {"m2lgdg-connectome"}
     assert not frame.duplicated(["set", "method"]).any() and dict(frame.groupby("set")["sites"].max()) == {
         "ABIDE I": 20,
         "ABIDE II": 14,
@@ -162,7 +204,10 @@ def test_the_figure_shows_every_method_of_the_study():
     areas = frame.set_index(["set", "method"])["mean"]
     for place, study in (("ABIDE I", "abide-all/networks"), ("depression", "rest-meta-mdd-connectomes/networks")):
         assert areas[place, "mldg"] == pytest.approx(areas_of(study, "mldg", "phenotypes")["mean"].mean())
-    assert ("depression", "genm") not in areas  # trained before its phenotypes were mended
+    assert ("depression", "genm") not in areas  # trained before its phenotypes were changed
+    assert areas["ABIDE I", "mm-gtunets"] == pytest.approx(  # with IQ, as the others
+        areas_of("abide-all/mm-gtunets", "mm-gtunets", "all-phenotypes")["mean"].mean()
+    )
     present = areas_of("rest-meta-mdd-connectomes/present", "m2lgdg-connectome", "")["mean"].mean()
     assert areas["depression", "m2lgdg-connectome"] == pytest.approx(present)
 
