@@ -1,7 +1,6 @@
 """The file of a cohort: bit for bit, in float16, damaged, in memory; and files of 0.1.0."""
 
 import json
-import os
 import struct
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from test_cohort import HO, LENGTHS, assert_same, ho, several, small, with_tables
 
-from m2lgdg import Cohort, InputError, cohort_file
+from m2lgdg import Cohort, InputError
 from m2lgdg.cohort import Parcellation
 from m2lgdg.data.check import duplicate_flags
 from m2lgdg.findings import Exclusion, problems
@@ -317,27 +316,6 @@ def test_a_file_that_is_overwritten_under_a_cohort_is_noticed(tmp_path, shorter)
     assert not (tmp_path / "again.cohort").exists()
     path.write_bytes(cohort.save(tmp_path / "same.cohort").read_bytes())
     assert loaded.hash == digest and part.hash == cohort.select([2, 0]).hash
-
-
-def test_a_file_that_stays_as_it_is_is_hashed_once(tmp_path, monkeypatch):
-    path = several().save(tmp_path / "c.cohort")
-    of_part, hashed, digests = several().select([2, 0]).hash, [], cohort_file.subject_digests
-    monkeypatch.setattr(cohort_file, "subject_digests", lambda fields: hashed.append(len(fields["labels"])) or digests(fields))
-    loaded = Cohort.load(path)
-    expected, size = loaded.hash, len(loaded)
-    assert loaded.hash == expected and hashed[-2:] == [size, size]  # it was written a moment ago
-    monkeypatch.setattr(cohort_file, "SETTLED", -(10**18))  # as if that were long ago
-    assert loaded.hash == expected  # from now on its state is known
-    hashed.clear()
-    part = loaded.select([2, 0])
-    assert loaded.hash == loaded.select(range(size)).hash == expected and part.hash == of_part
-    assert not hashed
-    os.utime(path, ns=(0, 0))
-    assert loaded.hash == expected and hashed == [size]  # something touched it
-    path.write_bytes(several(series=[-one for one in several().series]).save(tmp_path / "other.cohort").read_bytes())
-    for one in (loaded, part):
-        with pytest.raises(InputError, match=r"c\.cohort was overwritten after its cohort was read"):
-            one.hash  # noqa: B018
 
 
 def test_a_file_that_is_replaced_leaves_a_cohort_as_it_was(tmp_path):

@@ -31,7 +31,7 @@ from m2lgdg.storage import DAMAGED, InputError, one_line
 
 MASKED_SITE = ""
 ARRAYS = ("subjects", "sites", "labels", "tr")
-KNOWN = "_known_digests"  # attribute with what was computed for the hash, and the state that mapped files had before
+KNOWN = "_known_digests"  # attribute with what was computed for the hash
 
 
 @dataclass(frozen=True, eq=False)
@@ -287,23 +287,20 @@ class Cohort:
 
     @property
     def _digests(self) -> tuple[bytes, ...]:
-        """SHA-256 of each subject's data; computed anew if the series are maps of a file that may have been overwritten."""
-        known: tuple[bytes, ...] | None
-        known, before = self.__dict__.get(KNOWN, (None, None))
+        """SHA-256 of each subject's data; of series that are maps of a file, computed anew, as the file may be overwritten."""
+        known: tuple[bytes, ...] | None = self.__dict__.get(KNOWN)
         mapped = cohort_file.mapped_files([self.scans, *(each.scans for each in self.parcellations.values())])
-        if known is None or before != mapped or not all(mapped.values()):
+        if known is None or mapped:
             digests = cohort_file.subject_digests(self._fields())
             if known not in (None, digests):
-                raise cohort_file.overwritten(next(iter(mapped)))
-            self.__dict__[KNOWN] = digests, mapped
-            return digests
+                raise cohort_file.overwritten(mapped[0])
+            self.__dict__[KNOWN] = known = digests
         return known
 
     def _with_digests_of(self, other: Cohort, rows: Sequence[int]) -> Cohort:
         """Take over what another cohort with the same data of these subjects has computed."""
         if KNOWN in other.__dict__:
-            known, mapped = other.__dict__[KNOWN]
-            self.__dict__[KNOWN] = tuple(known[i] for i in rows), mapped
+            self.__dict__[KNOWN] = tuple(other.__dict__[KNOWN][i] for i in rows)
         return self
 
     def _fields(self) -> dict[str, Any]:

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import json
 import os
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +38,6 @@ from m2lgdg.scans import (
 from m2lgdg.storage import DAMAGED, InputError, one_line, read_tensors, write_tensors
 
 FORMAT = "m2lgdg-cohort-1"
-SETTLED = 2 * 10**9  # nanoseconds after a change, from which on the times of a file tell whether there was another
 FURTHER = "atlas-{}."  # starts the names of the tensors of a further atlas, numbered from 0
 PLAIN = ("name", "atlas", "rois", "inputs", "allow_proxies", "truth")  # fields that the header holds as they are
 Series = npt.NDArray[np.float32]  # (time, roi)
@@ -117,31 +116,17 @@ def copied_tables(tables: Any) -> Any:
     return {name: copied_table(each) if isinstance(each, pd.DataFrame) else copy.copy(each) for name, each in tables.items()}
 
 
-def mapped_files(scans: Iterable[Scans]) -> dict[str, tuple[int, ...]]:
-    """Files that scans are maps of, with their state (`state_of`); one that was cut short is refused, as reading it would end
-    the process.
-    """
+def mapped_files(scans: Iterable[Scans]) -> list[str]:
+    """Files that scans are maps of; one that was cut short is refused, as reading it would end the process."""
     arrays = (one for each in scans for one in arrays_of(each))
     maps = {str(root.filename): root for root in map(map_of, arrays) if isinstance(root, np.memmap)}
-    return {file: state_of(file, maps[file]) for file in sorted(maps)}
-
-
-def state_of(file: str, mapped: np.memmap[Any, Any]) -> tuple[int, ...]:
-    """Inode, size and times of a mapped file, which change with its content; empty if they do not tell.
-
-    They do not of a file that another took the place of, and not of one that changed a moment ago: the clock of a file system
-    has ticks, and a second change within one would not be seen.
-    """
-    try:
-        state = os.stat(file)
-    except OSError:  # removed: its content lives on in the map
-        return ()
-    if state.st_ino != getattr(mapped, "inode", None):
-        return ()
-    if state.st_size < mapped.offset + mapped.nbytes:
-        raise overwritten(file)
-    times = state.st_mtime_ns, state.st_ctime_ns
-    return (state.st_ino, state.st_size, *times) if time.time_ns() - max(times) > SETTLED else ()
+    for file, mapped in maps.items():
+        with contextlib.suppress(OSError):  # removed: its content lives on in the map
+            state = os.stat(file)
+            same = state.st_ino == getattr(mapped, "inode", None)  # not another file that took its place
+            if same and state.st_size < mapped.offset + mapped.nbytes:
+                raise overwritten(file)
+    return sorted(maps)
 
 
 def overwritten(path: str) -> InputError:
