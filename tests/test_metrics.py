@@ -182,6 +182,35 @@ def test_a_probability_at_the_threshold_is_called_patient():
     assert (got["SEN"], got["SPE"]) == (1, 0)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    n=st.integers(3, 60),
+    effect=st.floats(-2, 30),
+    patients=st.floats(0.05, 0.95),
+    unit=st.floats(1e-3, 1e3),
+    seed=st.integers(0, 99),
+)
+def test_platt_scaling_is_the_minimum_of_its_loss(n, effect, patients, unit, seed):
+    """Also of classes that the decision separates, and of a class with one subject."""
+    rng = np.random.default_rng(seed)
+    labels = np.r_[0, 1, rng.random(n - 2) < patients].astype(np.int8)
+    decision = unit * (effect * labels + rng.normal(size=n) + 5)
+    z = (decision - decision.mean()) / decision.std()
+
+    def loss(curve):
+        raw = curve[0] * z + curve[1]
+        return np.sum(np.logaddexp(0, raw) - labels * raw) + 0.005 * curve[0] ** 2
+
+    slope, offset = platt(decision, labels)
+    found = np.array([slope * decision.std(), offset + slope * decision.mean()])
+    best = minimize(loss, [0.0, 0.0], method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-12, "maxiter": 4000})
+    if best.x[0] > 1e-3:  # a smaller slope is raised, so that no decision is turned round
+        assert loss(found) <= best.fun + 1e-9
+        for i in range(2):
+            around = [loss(found + sign * 1e-4 * np.eye(2)[i]) for sign in (-1, 1)]
+            assert abs(around[0] - around[1]) < 1e-6  # level
+
+
 @pytest.mark.parametrize("labels", [[], [-1, -1]])
 def test_nobody_gives_nan_everywhere(labels):
     proba = [0.3] * len(labels)

@@ -23,6 +23,7 @@ THRESHOLD = 0.5
 SLOPE_SD, OFFSET_SD = 0.5, 1.0  # prior sd of a site's Platt slope around 1 and offset around 0
 FLATTEST = 0.05  # smallest slope; a positive one never reverses the model's ranking
 LEAST_SLOPE = 1e-3  # of Platt scaling, for a decision with sd 1
+PLATT_PENALTY = np.array([0.01, 0.0])  # weak, of the slope for such a decision: there is one also if the classes are separated
 FLAT_NOTE = (
     "Platt scaling is flat: decisions on held-out subjects do not tell patients from controls within sites, so that all "
     "probabilities are nearly the prevalence in source. Do not use the decisions of this model."
@@ -156,15 +157,18 @@ def platt(decision: npt.ArrayLike, labels: npt.ArrayLike, sites: npt.ArrayLike |
 
 
 def _pooled_platt(d: Floats, y: Labels) -> tuple[float, float]:
-    from sklearn.linear_model import LogisticRegression
-
     spread = float(d.std()) if len(d) else 0.0
     if len(set(y.tolist())) < 2 or spread < 1e-12:
         prevalence = float(np.clip(y.mean(), 0.01, 0.99)) if len(y) else 0.5
         return 1.0, float(np.log(prevalence / (1 - prevalence)) - (d.mean() if len(d) else 0.0))
-    fitted = LogisticRegression(C=100.0, max_iter=2000).fit(((d - d.mean()) / spread)[:, None], y)
-    slope = max(float(fitted.coef_[0, 0]), LEAST_SLOPE) / spread
-    return slope, float(fitted.intercept_[0]) - slope * float(d.mean())
+    design = np.stack([(d - d.mean()) / spread, np.ones_like(d)], axis=1)
+    return unstandardised(_newton(design, y, 0.0, PLATT_PENALTY), float(d.mean()), spread)
+
+
+def unstandardised(curve: Floats, mean: float, spread: float) -> tuple[float, float]:
+    """Slope and offset of a curve of standardised decisions, as one of the decisions themselves."""
+    slope = max(float(curve[0]), LEAST_SLOPE) / spread
+    return slope, float(curve[1]) - slope * mean
 
 
 def is_flat(slope: float, decision: npt.ArrayLike) -> bool:
@@ -187,18 +191,22 @@ def shrunken_platt(decision: Floats, y: Floats) -> tuple[float, float]:
     return max(float(weights[0]), FLATTEST), float(weights[1])
 
 
-def _newton(design: Floats, y: Labels, offset: Floats | float) -> Floats:
-    """Maximum-likelihood logistic regression of y on the columns of the design, by Newton's method."""
+def _newton(design: Floats, y: Labels, offset: Floats | float, penalty: Floats | float = 0.0) -> Floats:
+    """Logistic regression of y on the columns of the design, with an l2 penalty of each."""
     weights = np.zeros(design.shape[1])
     for _ in range(100):
         p = 1 / (1 + np.exp(-np.clip(design @ weights + offset, -30, 30)))
-        gradient = design.T @ (y - p)
-        hessian = (design * (p * (1 - p))[:, None]).T @ design + 1e-10 * np.eye(len(weights))
-        step = np.linalg.solve(hessian, gradient)
-        weights += np.clip(step, -2, 2)
+        step = newton_step(weights, design.T @ (y - p), (design * (p * (1 - p))[:, None]).T @ design, penalty)
+        weights += step
         if np.abs(step).max() < 1e-10:
             break
     return weights
+
+
+def newton_step(weights: Floats, slope: Floats, curvature: Floats, penalty: Floats | float = 0.0) -> Floats:
+    """Step towards the largest likelihood, of which slope and curvature are given; at most 2, so that it does not overshoot."""
+    inverse = curvature + np.diag(np.broadcast_to(penalty, len(weights)) + 1e-10)
+    return np.asarray(np.clip(np.linalg.solve(inverse, slope - penalty * weights), -2, 2))
 
 
 def wilson(part: int, whole: int, level: float = 0.95) -> tuple[float, float]:

@@ -75,7 +75,7 @@ def fit(
     method = make(name, **fields)
     need_unused(to)
     models.need_own_name(to)
-    cohort = models.read_subjects(path, kind=kind, table=table)
+    cohort = models.read_subjects(path, kind=kind, table=table, in_memory=True)  # a map is hashed again for each site left out
     if inputs is not None:
         cohort = cohort.with_inputs([] if inputs == "none" else [column.strip() for column in inputs.split(",")])
     left_out = options.of_sites(cohort, without or [])

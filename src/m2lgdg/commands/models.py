@@ -123,14 +123,19 @@ def _content(path: Path) -> bytes:
 
 
 def read_subjects(
-    path: Path, site: Sequence[str] | None = None, kind: str | None = None, table: Sequence[str] | None = None
+    path: Path,
+    site: Sequence[str] | None = None,
+    kind: str | None = None,
+    table: Sequence[str] | None = None,
+    *,
+    in_memory: bool = False,
 ) -> Cohort:
     """The cohort of a path with the tables of --table, or its subjects of these sites, with a progress bar."""
     from m2lgdg.data.readers import read
 
     files = options.table_files(table)
     with terminal.progress(f"reading {path.name}") as progress:
-        cohort = read(path, kind, progress=progress, tables=files)
+        cohort = read(path, kind, progress=progress, tables=files, in_memory=in_memory)
     for note in cohort.notes:
         if not isinstance(note, str) and note.kind == "table" and note.numbers["table"] in files:
             terminal.say(f"{note.text.removesuffix('.')}.")

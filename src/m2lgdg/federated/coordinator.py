@@ -327,10 +327,10 @@ def _calibrate(work: Work) -> Task:
         prevalence = float(np.clip(sum(member.patients for member in used) / count, 0.01, 0.99))
         work.calibration = 1.0, math.log(prevalence / (1 - prevalence)) - centre
         return
-    slope, offset = yield from curve("all", weights, centre, spread, count)
+    slope, offset = yield from curve("all", weights, centre, spread)
     spread = math.sqrt(max(float(weights @ within @ weights) / count, 0.0))
     if plan.weighted and spread >= 1e-12:
-        least = (yield from curve("within", weights, 0.0, spread, count))[0] / 2
+        least = (yield from curve("within", weights, 0.0, spread))[0] / 2
         if slope < least:
             slope, offset = least, (yield from intercept(weights, least))
     work.calibration = slope, offset

@@ -409,7 +409,7 @@ SUMS = {
         _decisions,
     ),
     "calibration": Sum(
-        "log loss of a logistic curve and its derivatives, over decisions of fits without the site",
-        lambda plan, ask: Form((4,), np.array(LARGEST_LOSS * plan.subjects)),
+        "derivatives of the log loss of a logistic curve, over decisions of fits without the site",
+        lambda plan, ask: Form((5,), np.array(LARGEST_LOSS * plan.subjects)),
     ),
 }

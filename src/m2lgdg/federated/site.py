@@ -269,17 +269,16 @@ def _decisions(site: Site, _: Ask) -> Floats:
 
 
 def _calibration(site: Site, ask: Ask) -> Floats:
-    """Log loss of a logistic curve, its gradient, and its curvature in the offset; 0 at a site with one class."""
+    """Slopes of the log likelihood of a logistic curve, and its curvatures; 0 at a site with one class."""
     if not site.weights.any():
-        return np.zeros(4)
+        return np.zeros(5)
     mean, spread = ask.arguments["mean_sd"]
     slope, offset = ask.arguments["point"]
     values = site.decisions
     x = ((values - values.mean(axis=0) if ask.name == "within" else values) @ ask.arguments["weights"] - mean) / spread
-    y, raw = (site.labels == 1).astype(np.float64), slope * x + offset
-    loss = np.maximum(raw, 0) - y * raw + np.log1p(np.exp(-np.abs(raw)))
-    p = sigmoid(raw)
-    return np.array([loss.sum(), ((p - y) * x).sum(), (p - y).sum(), (p * (1 - p)).sum()])
+    p = sigmoid(slope * x + offset)
+    residual, curvature = (site.labels == 1) - p, p * (1 - p)
+    return np.array([residual @ x, residual.sum(), curvature @ x**2, curvature @ x, curvature.sum()])
 
 
 KINDS: dict[str, Callable[[Site, Ask], Floats]] = {

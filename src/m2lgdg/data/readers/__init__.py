@@ -45,6 +45,7 @@ def read(
     progress: Progress | None = None,
     max_motion: float | None = None,
     motion_column: str | None = None,
+    in_memory: bool = False,
     tables: Mapping[str, Paths] | None = None,
     **options: object,
 ) -> Cohort:
@@ -63,6 +64,8 @@ def read(
         Largest mean head motion.
     motion_column : str, optional
         Phenotype with the head motion.
+    in_memory : bool, default False
+        Read a cohort file whole, in place of a map of it; what becomes of the file then does not matter.
     tables : mapping of names to paths, optional
         Tables of brain structure or other features, such as `{"thickness": "lh.thickness.tsv"}`; several files of one table
         are given as a list.
@@ -97,7 +100,7 @@ def read(
         raise InputError(f"on_bad must be 'stop' or 'exclude', not {on_bad!r}.")
     if motion_column is not None and max_motion is None:
         raise InputError("--motion-column needs --max-motion.")
-    cohort = _read(path, kind, on_bad, progress, options)
+    cohort = _read(path, kind, on_bad, progress, in_memory, options)
     cohort = cohort if max_motion is None else limit_motion(cohort, max_motion, motion_column)
     if not tables:
         return cohort
@@ -106,7 +109,9 @@ def read(
     return with_files(cohort, tables)
 
 
-def _read(path: Path, kind: str | None, on_bad: OnBad, progress: Progress | None, options: dict[str, object]) -> Cohort:
+def _read(
+    path: Path, kind: str | None, on_bad: OnBad, progress: Progress | None, in_memory: bool, options: dict[str, object]
+) -> Cohort:
     if not path.exists():
         raise InputError(f"{path} does not exist.")
     if kind == "cohort" or (kind is None and path.is_file()):
@@ -116,7 +121,7 @@ def _read(path: Path, kind: str | None, on_bad: OnBad, progress: Progress | None
             raise InputError(
                 f"{path} is not a cohort file; give the folder of the series, or a file that m2lgdg convert wrote."
             )
-        return Cohort.load(path)
+        return Cohort.load(path, in_memory=in_memory)
     if kind is not None:
         _module(kind)  # report a misspelt kind before anything else
     if not path.is_dir():
