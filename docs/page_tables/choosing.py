@@ -68,9 +68,10 @@ def connectome_settings() -> list[str]:
     return bullets(
         f"Defaults {default}, half of the epochs and members (variant `quick`) {quick}: mean AUC and sd over three seeds at "
         "the 16 sites.",
-        f"Variant `plus` at 20 sites with equal weights: {number(equal)}; with a weight chosen for each target at the 19 other "
-        f"sites: {number(chosen)}. Fixed shares of the network from 0.2 to 0.8 have {number(min(shares))} to "
-        f"{number(max(shares))}. Equal weights were fixed before the network had its present form.",
+        f"Variant `plus` at 20 sites with equal weights: {number(equal)}; with that of the weights "
+        f"{', '.join(f'{one:g}' for one in WEIGHTS)} of the network, in units of the sds of both logits, which has the lowest "
+        f"log loss at the 19 other sites: {number(chosen)}. Fixed shares of the network from 0.2 to 0.8 have "
+        f"{number(min(shares))} to {number(max(shares))}. Equal weights were fixed before the network had its present form.",
     )
 
 

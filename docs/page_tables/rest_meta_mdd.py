@@ -141,6 +141,7 @@ def power() -> list[str]:
     return bullets(
         f"The standard error of a mean AUC over subjects is {number(own)} points (median of {len(shown)} rows), so that, as "
         f"far as subjects go, a method is told from chance with a power of 80 % from {number(50 + POWER * own)} on.",
-        f"That of a difference between two methods is {number(between)} points: with this power, a difference of "
-        f"{number(POWER * between)} points could have been shown, no smaller one. Most differences in the table are smaller.",
+        f"That of a difference between two methods is {number(between)} points (median of all pairs): "
+        f"with this power, a difference of {number(POWER * between)} points could have been shown, no smaller one. Most "
+        "differences in the table are smaller.",
     )

@@ -119,7 +119,8 @@ def _counts() -> list[str]:
         f"Above the paper's value at both sites: {len(beyond)} of {len(rivals)} compared networks, all but "
         f"{' and '.join(name(method) for method in rivals if method not in beyond)}.",
         f"Above `m2lgdg` at both sites: {above} of {len(rivals)}; with phenotypes for all, {higher} of {len(given)}.",
-        f"Below `phenotype-logistic`: {below[0]} of {len(areas)} networks at NYU, {below[1]} at USM.",
+        f"Below `phenotype-logistic`: {below[0]} of {len(areas)} networks at NYU, {below[1]} at USM. These are rows of the "
+        "first columns, but `m2lgdg` and `mm-gtunets` have phenotypes.",
     )
 
 
@@ -309,7 +310,8 @@ def one_new_site() -> list[str]:
     wide = student.ppf(0.975, len(areas) - 1) * areas.std(ddof=1) * np.sqrt(1 + 1 / len(areas))
     return [
         f"{name(*BEST[1:])}: lowest {number(areas.min())} ({areas.idxmin()}), highest {number(areas.max())} "
-        f"({areas.idxmax()}); 95 % prediction interval of one new site {number(areas.mean() - wide)} to "
+        f"({areas.idxmax()}); 95 % prediction interval of the AUC measured at one "
+        f"new site, the error of its own sample included, {number(areas.mean() - wide)} to "
         f"{number(areas.mean() + wide)}.",
     ]
 

@@ -59,7 +59,7 @@ def default_search_others() -> list[str]:
         "Weights of blocks that are learned inside source, as those of phenotypes and tables are, have "
         f"{number(learned.min())} to {number(learned.max())} in {len(learned)} rules.",
         f"With scaling and penalty of the log-Euclidean block chosen at left-out source sites, the default has "
-        f"{number(inside.min(), 2)} to {number(inside.max(), 2)} instead of {number(own, 2)}.",
+        f"{number(inside.min(), 2)} to {number(inside.max(), 2)} (four weights of the block) instead of {number(own, 2)}.",
         f"The best of all rules has {number(best, 2)}. It has a tangent space, whose reference must be fitted on source; the "
         "log-Euclidean block needs nothing.",
     )

@@ -69,7 +69,7 @@ def test_every_file_of_a_report_with_hostile_names_is_latex_and_markdown(predict
 
 def test_the_committed_tables_are_latex():
     files = sorted(RESULTS.glob("*/*/tables/*.tex"))
-    assert len(files) > 30
+    assert len(files) >= 10
     for file in files:
         check_latex(file.read_text())
 
