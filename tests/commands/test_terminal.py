@@ -16,12 +16,27 @@ from m2lgdg.commands.terminal import Lines
 
 
 def test_a_command_imports_no_other(tmp_path):
+    """Nor pydantic, which typer takes for the conversion of its options."""
     code = (
         "import sys\nfrom m2lgdg.cli import main\nsys.argv = ['m2lgdg', 'predict', 'none', 'none.cohort', '--out', 'p.csv']\n"
-        "try:\n    main()\nexcept SystemExit as ended:\n    print(ended.code, 'm2lgdg.commands.demo' in sys.modules)"
+        "try:\n    main()\nexcept SystemExit as ended:\n"
+        "    print(ended.code, [name for name in ('m2lgdg.commands.demo', 'pydantic', 'sklearn') if name in sys.modules])"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
-    assert ended.stdout == "2 False\n" and "none" in ended.stderr
+    assert ended.stdout == "2 []\n" and "none" in ended.stderr
+
+
+def test_plain_values_are_converted_as_typer_does(monkeypatch):
+    """Absent values, texts, paths, several values, numbers and flags, by each of the two conversions."""
+    command = typer.main.get_command(terminal.app).get_command(None, "fit")
+    words = ["c.cohort", "--out", "m", "--variant", "scan", "--set", "a=1", "--set", "b=2", "--seed", "3"]
+    words.append("--no-new-site-calibration")
+    given = command.make_context("fit", list(words)).params
+    assert given["path"] == Path("c.cohort") and given["to"] == Path("m") and given["variant"] == "scan"
+    assert list(given["changes"]) == ["a=1", "b=2"] and given["seed"] == 3 and given["kind"] is None
+    monkeypatch.setattr(terminal, "_plainly", lambda get_params: get_params)
+    by_typer = typer.main.get_command(terminal.app).get_command(None, "fit")
+    assert by_typer is not command and by_typer.make_context("fit", list(words)).params == given
 
 
 def test_every_command_is_listed_and_built_once():

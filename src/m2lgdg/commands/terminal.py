@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -71,6 +72,10 @@ class Group(TyperGroup):
         super().__init__(**settings)
         self.commands: dict[str, Any] = dict.fromkeys(COMMANDS)  # built by `get_command`
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Options of `m2lgdg` itself."""
+        return _plainly(super().get_params)(ctx)
+
     def list_commands(self, ctx: Any) -> list[str]:
         """Names of all commands, without importing them."""
         return list(COMMANDS)
@@ -81,7 +86,7 @@ class Group(TyperGroup):
             module = importlib.import_module(f"m2lgdg.commands.{cmd_name}")
             single = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
             single.registered_commands = [one for one in _registered.registered_commands if _name(one) == cmd_name]
-            self.commands[cmd_name] = _named_values(typer.main.get_command(getattr(module, "group", single)))
+            self.commands[cmd_name] = _with_parameters(typer.main.get_command(getattr(module, "group", single)))
         return self.commands.get(cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -93,15 +98,48 @@ class Group(TyperGroup):
         formatter.write_text("m2lgdg COMMAND --help has the options of a command.")
 
 
-def _named_values(command: Any) -> Any:
+def _with_parameters(command: Any) -> Any:
     """The command, or group of commands, whose help names values as TEXT, PATH or NUMBER instead of by Python's types."""
     for one in (command, *getattr(command, "commands", {}).values()):
         for parameter in one.params:
+            about = getattr(parameter, "type_descriptor", None)  # of newer versions of typer
             if parameter.param_type_name == "option" and parameter.metavar is None and not getattr(parameter, "is_flag", False):
-                about = getattr(parameter, "type_descriptor", None)  # of newer versions of typer
                 kind = str(parameter.type if about is None else about.annotation).lower()
                 parameter.metavar = next((name for part, name in VALUES.items() if part in kind), "TEXT")
+        one.get_params = _plainly(one.get_params)
     return command
+
+
+def _plainly(get_params: Callable[[Any], list[Any]]) -> Callable[[Any], list[Any]]:
+    """Parameters of a command that convert what is not given, texts and paths without pydantic.
+
+    Newer versions of typer import it for these, too, which takes 0.15 s.
+    """
+
+    def parameters(context: Any) -> list[Any]:
+        found = get_params(context)
+        for one in found:
+            if hasattr(one, "type_descriptor") and "process_value" not in vars(one):
+                one.process_value = _plain_conversion(one)
+        return found
+
+    return parameters
+
+
+def _plain_conversion(parameter: Any) -> Callable[[Any, Any], Any]:
+    kind, by_typer = parameter.type_descriptor.annotation, parameter.process_value
+    many = parameter.multiple or parameter.nargs == -1
+
+    def process_value(context: Any, value: Any) -> Any:
+        if value is None and not parameter.required:
+            value = () if many else None
+        elif kind in (str, Path) and isinstance(value, str | Path) and not many:
+            value = kind(value)
+        else:
+            return by_typer(context, value)  # with its messages
+        return value if parameter.callback is None else parameter.callback(context, parameter, value)
+
+    return process_value
 
 
 def _name(registered: typer.models.CommandInfo) -> str:
