@@ -75,7 +75,7 @@ COMMANDS = {
     "export": ("export", "model", "--share", "--out", "to-share"),
     "table": ("table", "results"),
     "report": ("report", "results"),
-    "share": ("share", "results", "--out", "shared"),
+    "share": ("share", "results", "--out", "shared", "--uncommitted"),  # whatever the tree of who runs the tests
     "audit": ("audit", "study.toml", "--method", "prior", "--site", "east"),
     "curve": ("curve", "both.toml", "--out", "curve", "--sizes", "0.5,1", "--repeats", "1"),
     "demo": ("demo", "--preset", "tiny", "--jobs", "1", "--out", "demo"),
