@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import m2lgdg
-from m2lgdg.methods import linear, together
+from m2lgdg.methods import linear, solvers, together
 from m2lgdg.methods.blocks import standardised_block
 from m2lgdg.methods.connectome_adaptive import ConnectomeAdaptive
 from m2lgdg.methods.solvers import Problem, solved
@@ -113,6 +113,23 @@ def test_probabilities_of_the_default_are_those_of_fits_alone(cohort, monkeypatc
     for a, b, c in zip(shared, alone, former, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
         np.testing.assert_allclose(a, c, atol=1e-6)
+
+
+def test_more_subjects_than_edges_are_fitted_together_if_edges_are_many(monkeypatch):
+    """What is many is lowered: of 160 subjects, each source has 100 or more, and 66 edges."""
+    cohort = m2lgdg.make_cohort("tiny", sizes={"a": 60, "b": 50, "c": 50}).in_order()
+    method = {"phenotypes": True, "tables": "none"}
+    alone = [m2lgdg.make("connectome-adaptive", **method).fit(cohort.select(rows)) for rows in left_out(cohort)]
+    solved_together, blocks = [], together.adaptive_blocks
+    monkeypatch.setattr(together, "adaptive_blocks", lambda *given: solved_together.append(len(given[2])) or blocks(*given))
+    for module in (linear, solvers):
+        monkeypatch.setattr(module, "FEW", 10)
+    sources = Sources(cohort, left_out(cohort))
+    with fitting_together(sources):
+        fitted = [m2lgdg.make("connectome-adaptive", **method).fit(cohort.select(rows)) for rows in left_out(cohort)]
+    assert solved_together == [3, 3, 3]  # frame-weighted FC, deviation FC and the log-Euclidean form, of three sources each
+    for one, other in zip(fitted, alone, strict=True):
+        np.testing.assert_allclose(one.predict_proba(cohort), other.predict_proba(cohort), atol=1e-6)
 
 
 def test_only_a_source_that_was_named_is_found(cohort):

@@ -29,7 +29,7 @@ from m2lgdg.connectivity import (
 from m2lgdg.method import ANY_SCAN, Method, method
 from m2lgdg.methods.amplitude import AmplitudeRange, UsesAmplitude, fill_standardised, standardised_scans
 from m2lgdg.methods.blocks import Block, Standardised, standardised_block
-from m2lgdg.methods.solvers import Features, Problem, Rows, solved
+from m2lgdg.methods.solvers import FEW, Features, Problem, Rows, solved
 from m2lgdg.methods.tables import CONFOUNDS as TABLE_CONFOUNDS
 from m2lgdg.methods.tables import NONE, TableBlock, TakesTables, chosen_tables, table_weights
 from m2lgdg.methods.together import Sources, sources_in_use
@@ -291,7 +291,7 @@ class Linear(TakesTables, UsesAmplitude, Method):
         cls, penalties = type(self), self.penalties_of(name)
         plain = all(getattr(cls, hook) is getattr(Linear, hook) for hook in HOOKS)
         edges = len(source.rois) * (len(source.rois) - 1) // 2
-        if not plain or name not in self.adaptive or name not in EDGES or len(penalties) > 1 or edges <= len(source):
+        if not plain or name not in self.adaptive or name not in EDGES or len(penalties) > 1 or edges <= min(len(source), FEW):
             return None
         if (key := self._key(source, name)) is None or not self.within_sites:
             return None
