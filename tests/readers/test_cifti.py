@@ -139,6 +139,7 @@ ODD = {
     "declaration": lambda xml: b"<?xml version='1.0' encoding='UTF-8'?>" + xml,
     "standalone": lambda xml: b'<?xml version="1.0" standalone="yes"?>' + xml,
     "comment": lambda xml: xml.replace(b"<Parcel ", b"<!-- </MatrixIndicesMap> --><Parcel ", 1),
+    "long comment": lambda xml: xml.replace(b"<Parcel ", b"<!--" + b" " * cifti.SHORT + b"</MatrixIndicesMap>--><Parcel ", 1),
     "as comment": as_comment,
     "cdata": lambda xml: xml.replace(b"<Matrix>", b"<Matrix><MetaData><![CDATA[<MatrixIndicesMap]]></MetaData>"),
     "instruction": lambda xml: xml.replace(b"<Matrix>", b"<Matrix><?php <MatrixIndicesMap ?>"),
@@ -163,7 +164,19 @@ ODD = {
     "no CIFTI": lambda xml: b"<a/>",
     "other surface": lambda xml: xml.replace(b'<Surface BrainStructure="CIFTI', b'<Surface BrainStructure="X'),
 }  # fmt: skip
-READABLE = {"plain", "declaration", "standalone", "comment", "cdata", "instruction", "entity", "reference", "latin-1", "utf-16"}
+READABLE = {
+    "plain",
+    "declaration",
+    "standalone",
+    "comment",
+    "long comment",
+    "cdata",
+    "instruction",
+    "entity",
+    "reference",
+    "latin-1",
+    "utf-16",
+}
 
 
 @pytest.mark.parametrize("odd", ODD)
