@@ -156,7 +156,7 @@ def draw():
         panels[1, column].minorticks_off()
     panels[0, 0].set_ylabel("CPU seconds of fit")
     panels[1, 0].set_ylabel("peak memory, GiB")
-    for panel, ticks in ((panels[0, 0], (10, 30, 100, 300, 1000)), (panels[1, 0], (0.25, 0.5, 1, 2, 4, 8))):
+    for panel, ticks in ((panels[0, 0], (10, 30, 100, 300, 1000)), (panels[1, 0], (0.25, 0.5, 1, 2, 4, 8, 16))):
         panel.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     panels[0, 0].legend(frameon=False, fontsize=9)
     figure.savefig(FIGURE, dpi=150, metadata={"Software": None})
