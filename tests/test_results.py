@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.optimize import brentq
 from scipy.stats import norm
 from scipy.stats import t as student
 
@@ -43,13 +44,10 @@ STUDIES = {  # cells
     "abide-structure/paper": 140,
     "abide-structure/matched": 140,
     "abide-structure/head": 100,
-    "abide-structure/connectome": 120,
-    "abide-structure/ablation": 60,
-    "abide-structure/plus": 60,
     "abide-all/linear": 400,
     "abide-all/networks": 280,
     "abide-all/mm-gtunets": 60,
-    "abide-all/gpu": 220,
+    "abide-all/gpu": 320,
     "abide-all/motion": 220,
     "abide-all/unique": 220,
     "abide-all/iq": 198,
@@ -57,19 +55,19 @@ STUDIES = {  # cells
     "abide-all/sex-age": 200,
     "abide-all/viq": 20,
     "abide-default/linear": 120,
-    "abide-default/paper": 4,
+    "abide-default/former": 140,
     "abide-default/network": 60,
     "abide-ii/linear": 84,
     "abide-ii/peers": 56,
     "abide-ii/network": 42,
     "rest-meta-mdd-connectomes/linear": 240,
-    "rest-meta-mdd-connectomes/networks": 936,
+    "rest-meta-mdd-connectomes/networks": 900,
+    "rest-meta-mdd-connectomes/genm": 72,
     "rest-meta-mdd-connectomes/more": 432,
-    "rest-meta-mdd-connectomes/present": 24,
     "sensitivity/m2lgdg": 198,
     "sensitivity/margin": 36,
 }
-RECENT = ("paper/m2dc", "paper/ufa-net", "paper/scan", "sensitivity/margin", "abide-structure/ablation", "abide-structure/plus")
+RECENT = ("paper/m2dc", "paper/ufa-net", "paper/scan", "sensitivity/margin")
 TARGETS = ("NYU", "USM")
 FOUR = [*TARGETS, "UM_1", "YALE"]  # sites kept out of the searches
 METRICS = ("AUC", "ACC", "SEN", "SPE", "F1")
@@ -201,8 +199,6 @@ def model_of(method, phenotypes):
         return "paper/connectome", method, "" if phenotypes else "scan"
     if method in ("m2lgdg", "mm-gtunets", "phenotype-logistic"):
         return ("paper/linear" if method in linear else "paper/networks", method, "") if phenotypes else None
-    if method == "connectome-adaptive":  # paper/linear has the former default
-        return "abide-default/paper", method, "phenotypes" if phenotypes else ""
     if method in (*linear, "m2dc", "ufa-net"):
         return f"paper/{'linear' if method in linear else method}", method, "phenotypes" if phenotypes else ""
     return "paper/phenotypes" if phenotypes else "paper/networks", method, ""
@@ -233,8 +229,6 @@ def test_the_recorded_fields_are_those_of_the_study_file(name):
     given = dict(study.method.get(method, {}))
     fields = json.loads(json.dumps(make(method, given.pop("variant", None), **given).fields()))
     trained = recorded["method"][method]
-    if name.startswith("abide-structure/"):  # an option that was off, and is gone
-        assert trained.pop("held_phenotypes") is False and "held_phenotypes" not in fields
     assert {key: fields[key] for key in trained} == trained
 
 
@@ -351,14 +345,14 @@ def test_linear_models(areas, predictions):
         assert set(own["sites"]) == {20}
         halves = 2.0930 * own["sd"] / 20**0.5  # Student's t with 19 degrees of freedom
         assert numbers(every.replace("- /", "")) == close(np.ravel(100 * np.array([own["mean"], halves]).T))
-    # the paper's subjects by the present rule, and the order that verbal IQ gives them
+    # the paper's subjects in the order that verbal IQ gives them, and all of them at every site
     motion, viq, paper = (predictions[name] for name in ("abide-all/motion", "abide-all/viq", "paper/linear"))
-    assert set(motion["subject"]) >= set(paper["subject"]) and motion["subject"].nunique() == 884
-    tables = [motion.query("method == 'phenotype-logistic'"), viq[viq["subject"].isin(paper["subject"])]]
-    expected = [
-        100 * auc(*part.query("target == @site")[["label", "proba"]].to_numpy().T) for part in tables for site in TARGETS
-    ]
+    own = viq[viq["subject"].isin(paper["subject"])]
+    expected = [100 * auc(*own.query("target == @site")[["label", "proba"]].to_numpy().T) for site in TARGETS]
     assert numbers(text_of("linear-models")) == close(expected)
+    both = motion.merge(paper, on=["method", "variant", "target", "subject", "label"], suffixes=("", "_alone"))
+    assert motion["subject"].nunique() == 884 and both["subject"].nunique() == 232
+    assert both["proba"].to_numpy() == pytest.approx(both["proba_alone"].to_numpy(), abs=5e-4)
 
 
 def test_linear_models_by_the_scan_alone_beside_networks_of_the_paper(areas, published):
@@ -373,14 +367,18 @@ def test_linear_models_by_the_scan_alone_beside_networks_of_the_paper(areas, pub
 
 
 def test_genm_after_the_change(areas):
-    """Two pages say what it has at 20 sites without and with phenotypes."""
-    given, alone = (
-        np.mean([value[0] for key, value in areas.items() if key[:3] == ("abide-all/networks", "genm", variant)])
-        for variant in ("phenotypes", "")
-    )
+    """Two pages say what it has with phenotypes and without at 20 sites, one also on depression and what it had there."""
+
+    def both(study):
+        own = [[value[0] for key, value in areas.items() if key[:3] == (study, "genm", one)] for one in ("phenotypes", "")]
+        return np.mean(own, axis=1)
+
     for name in ("docs/results.md", "docs/methods.md"):
         said = page(name).partition("t 20 sites, after the change, it has")[2]
-        assert numbers(said)[:2] == close([given, alone])
+        assert numbers(said)[:2] == close(both("abide-all/networks"))
+    said = page("docs/methods.md").partition("depression it has")[2]
+    folders = (f"rest-meta-mdd-connectomes/{part}" for part in ("genm", "more"))
+    assert numbers(said)[:4] == close(np.ravel([both(folder) for folder in folders]))
 
 
 def test_linear_models_on_other_subjects(areas, predictions):
@@ -539,8 +537,6 @@ def test_all_models_against_m2lgdg(predictions, areas, published):
     own = {target: subjects(predictions, ("paper/networks", "m2lgdg", ""), target) for target in TARGETS}
     studies = {f"paper/{end}" for end in ("networks", "phenotypes", "linear", "m2dc", "ufa-net")}
     others = {key[:3] for key in areas if key[0] in studies and key[1] not in ("m2lgdg", "prior") and key[2] != "sparse"}
-    others = {key for key in others if key[1] != "connectome-adaptive"}
-    others |= {("abide-default/paper", "connectome-adaptive", variant) for variant in ("", "phenotypes")}
     others |= {("paper/connectome", "m2lgdg-connectome", variant) for variant in ("", "scan")}
     tests = []
     for model in others:
@@ -551,8 +547,10 @@ def test_all_models_against_m2lgdg(predictions, areas, published):
             tests.append((target, auc(label, probas[0]) - auc(label, probas[1]), delong_p(label, *probas)))
     above = [sum(d > 0 and p < 0.05 for site, d, p in tests if site == target) for target in TARGETS]
     below = sum(d < 0 and p < 0.05 for _, d, p in tests)
-    pattern = r"All (\d+) other .*?, (\d+) DeLong .*? in (\d+) at NYU and (\d+) at USM, below it in (\d+)\. .*? (\d+) remain"
-    found = [int(value) for value in re.search(pattern, text_of("paper-comparisons")).groups()]
+    pattern = (
+        r"All (\d+) other .*?, (\d+) DeLong .*? in (\d+) at NYU and (\d+) at USM, below it in (\d+)\. .*? (\d+|none) remain"
+    )
+    found = [int(value.replace("none", "0")) for value in re.search(pattern, text_of("paper-comparisons")).groups()]
     assert found == [len(others), len(tests), *above, below, (holm(np.array([p for *_, p in tests])) < 0.05).sum()]
     tests = {}
     for name in sorted(set(published.index.get_level_values("method")) - {"m2lgdg"}):
@@ -607,12 +605,12 @@ def test_networks_at_twenty_sites(predictions, areas):
             else:
                 p_values.append(paired_p(best, own))
                 texts.append(cells[4])
-    assert order == sorted(order) and len(gains) == 12 and len(rows) == 18
+    assert order == sorted(order) and len(gains) == 15 and len(rows) == 19
     for text, p in zip(texts, holm(np.array(p_values)), strict=True):
         assert as_chance(text) == pytest.approx(p, abs=0.000501)
     text, areas_of = text_of("networks-at-20-sites"), {method: at(*model) for method, *model in ((m, m, v) for m, v in shown)}
     below = [method for method in gains if areas_of[method].mean() < at("fc-logistic", "phenotypes").mean()]
-    assert f"{len(below)} of 12 networks" in text
+    assert f"{len(below)} of 15 networks" in text
     assert f"highest is `{max(gains, key=lambda method: areas_of[method].mean())}`" in text
     own_gain = gains.pop("m2lgdg")
     assert numbers(text.split("change them")[1])[:2] == close([min(gains.values()), max(gains.values())])
@@ -627,6 +625,7 @@ def test_networks_at_twenty_sites(predictions, areas):
     assert numbers(text.split("(M1):")[1])[0] == close(alone.mean())
     assert numbers(text.split("`phenotype-logistic` at")[1])[0] == pytest.approx(np.corrcoef(whole, simple)[0, 1], abs=0.00501)
     assert numbers(text.split("as published,")[1])[0] == close(at("mm-gtunets", "").mean())
+    assert numbers(text.split("its release, it has")[1])[0] == close(at("m2dc", "last-epoch").mean())
 
     usual, label = decisions(*BEST)
     sites = label.index.unique("target")
@@ -751,68 +750,6 @@ def test_models_at_twenty_sites(predictions):
     assert numbers(told.split("0.2 to 0.8 have")[1])[:2] == close([min(shares), max(shares)])
 
 
-def test_models_with_brain_structure(predictions):
-    def trained(study, variant, method="m2lgdg-connectome"):
-        """(seed, subject) logits, subjects and labels by site."""
-        own = predictions[f"abide-structure/{study}"].query("method == @method and variant == @variant")
-        logits = np.log(own["proba"] / (1 - own["proba"]))
-        return own.assign(logit=logits).pivot(index=["target", "subject", "label"], columns="seed", values="logit")
-
-    def by_site(decisions):
-        parts = {site: part for site, part in decisions.groupby("target")}
-        return pd.Series(
-            {
-                site: np.mean(
-                    [100 * auc(part.index.get_level_values("label").to_numpy(), part[seed].to_numpy()) for seed in part]
-                )
-                for site, part in parts.items()
-            }
-        )
-
-    def joined(network, linear):
-        return network.add(linear[0], axis=0)
-
-    default = {name: trained(name, "phenotypes", "connectome-adaptive") for name in ("linear", "atlases")}
-    bare = trained("linear", "scan-phenotypes", "connectome-adaptive")
-    own, without, plus = (trained(*key) for key in (("connectome", ""), ("connectome", "no-structure"), ("plus", "")))
-    expected = {
-        "structure": trained("ablation", "structure"),
-        "scan and structure": trained("ablation", "no-phenotypes"),
-        "scan and phenotypes": without,
-        "all three": own,
-        "scan and phenotypes, variant `plus`": joined(without, bare),
-        "all three, variant `plus`": joined(own, default["linear"]),
-        "all three, variant `plus`, two atlases": plus,
-    }
-    areas = {title: by_site(each) for title, each in expected.items()}
-    rows = rows_of("structure-network")
-    assert [row[0] for row in rows] == list(expected)
-    pairs = {title: areas[title.replace("all three", "scan and phenotypes")] for title in (rows[3][0], rows[5][0])}
-    best, others = areas[rows[6][0]], [by_site(default[name]) for name in ("linear", "atlases")]
-    tests = [(areas[title], other) for title, other in pairs.items()] + [(best, other) for other in others]
-    adjusted = dict(zip((*pairs, "one", "two"), holm([paired_p(*each) for each in tests]), strict=True))
-    for title, seeds, *cells in rows:
-        values = areas[title]
-        assert int(seeds) == expected[title].shape[1]
-        assert numbers(*cells[:7]) == close([values.mean(), values.drop(FOUR).mean(), values[FOUR].mean(), *values[FOUR]])
-        if title not in pairs:
-            assert cells[7:] == ["", "", ""]
-            continue
-        middle, low, high = numbers(cells[7])
-        assert middle == close((values - pairs[title]).mean()) and low < middle < high
-        assert numbers(cells[8]) == [(values > pairs[title] + 1e-9).sum(), 20]
-        assert as_chance(cells[9]) == pytest.approx(adjusted[title], abs=0.000501)
-    text = text_of("structure-network")
-    found = re.findall(r"atla\w+ (-?[\d.]+) \(.*?\), (\d+) of 20 sites above, p (0\.\d+)", text)
-    for (middle, above, p), other, corrected in zip(found, others, (adjusted["one"], adjusted["two"]), strict=True):
-        assert float(middle) == close((best - other).mean()) and int(above) == (best > other + 1e-9).sum()
-        assert float(p) == pytest.approx(corrected, abs=0.000501)
-    mean = by_site(plus.mean(axis=1).to_frame(0))
-    each = [by_site(plus[[seed]]).mean() for seed in plus]
-    said = numbers(re.search(r"at 20 sites: (.*?)\. The mean", text)[1], *re.findall(r"([\d.]+) at (?:20|the)", text))
-    assert said == close([*each, mean.mean(), mean.drop(FOUR).mean(), mean[FOUR].mean()])
-
-
 def auc_by_seed(decisions):
     """(seed, site) AUC in percent of (subject, seed) decisions."""
     label, site = (decisions.index.get_level_values(name).to_numpy() for name in ("label", "target"))
@@ -824,7 +761,7 @@ def auc_by_seed(decisions):
 @pytest.fixture(scope="module")
 def depression(predictions):
     """Predictions at 12 sites, decisions of a method or variant, and those of a method without and with phenotypes."""
-    tables = {part: predictions[f"rest-meta-mdd-connectomes/{part}"] for part in ("linear", "networks", "more")}
+    tables = {part: predictions[f"rest-meta-mdd-connectomes/{part}"] for part in ("linear", "networks", "genm", "more")}
 
     def trained(part, method, variant):
         own = tables[part].query("method == @method and variant == @variant")
@@ -871,10 +808,13 @@ def test_depression_at_12_sites(depression):
         assert middle == close(means[-1] - auc_by_seed(without).mean(axis=None)) and low < middle < high
     assert len(means) == 27 and means == sorted(means, reverse=True)
     simple = auc_by_seed(both("phenotype-logistic")[1]).mean(axis=None)
-    svm, default = (auc_by_seed(both(name)[1]).mean(axis=None) - simple for name in ("fc-svm", BEST[0]))
-    more = re.search(r"excludes 0: none of 26 rows\. (.*)", text_of("mdd-beside-phenotypes"))[1]
-    first, low, high, second, least, most = numbers(more.replace("to ", ""))
-    assert [first, second] == close([svm, default]) and low < 0 < first < high and least < 0 < second < most
+    network, svm, default = (
+        auc_by_seed(both(name)[1]).mean(axis=None) - simple for name in ("m2lgdg-connectome", "fc-svm", BEST[0])
+    )
+    more = re.sub("`.*?`", "", re.search(r"excludes 0: none of 26 rows\. (.*)", text_of("mdd-beside-phenotypes"))[1])
+    told = np.reshape(numbers(more.replace("to ", "")), (4, 3))  # of `plus` first
+    assert told[:, 0] == close([means[0] - simple, network, svm, default])
+    assert (told[:, 1] < 0).all() and (told[:, 0] > 0).all() and (told[:, 0] < told[:, 2]).all()
     assert max(means) >= 60 and means[[row[0] for row in rows_of("mdd-methods")].index("`phenotype-logistic`")] >= 50
 
 
@@ -910,7 +850,7 @@ def test_three_data_sets(predictions):
         studies = "abide-default/linear", f"abide-ii/{part}", "rest-meta-mdd-connectomes/linear"
         found[f"`{method}`"] = [decisions(study, method, "phenotypes") for study in studies]
     name = "m2lgdg-connectome"
-    studies = "abide-default/network", "abide-ii/network", "rest-meta-mdd-connectomes/present"
+    studies = "abide-default/network", "abide-ii/network", "rest-meta-mdd-connectomes/networks"
     network = [decisions(study, name, "") for study in studies]
     found[f"`{name}`"] = network
     linear = found["`connectome-adaptive`"]
@@ -933,7 +873,7 @@ def test_three_data_sets(predictions):
     added = auc_by_seed(linear[1]).mean() - alone
     expected = [alone.mean(), peer.mean(), alone[five].mean(), peer[five].mean(), added.drop(five).mean(), added[five].mean()]
     assert numbers(default_text) == close(expected)
-    former = auc_by_seed(decisions("abide-structure/linear", "connectome-adaptive", "scan-phenotypes")).mean()
+    former = auc_by_seed(decisions("abide-default/former", "connectome-adaptive", "scan-phenotypes")).mean()
     change = auc_by_seed(linear[0]).mean() - former
     expected = [former.mean(), former.drop(FOUR).mean(), 16, former[FOUR].mean(), change.drop(FOUR).mean(), change[FOUR].mean()]
     assert numbers(former_text) == close(expected)
@@ -960,6 +900,54 @@ def test_the_learning_curve_of_depression_ends_at_the_study(depression):
     curve = pd.read_csv(RESULTS / "searches" / "rest-meta-mdd-curve.csv", keep_default_na=False).query("size == 1")
     for row in curve.itertuples():
         assert auc_by_seed(depression[1]("linear", row.method, row.variant)).mean(axis=None) == pytest.approx(row.AUC, abs=0.01)
+
+
+def test_the_intercept_of_a_new_site(predictions):
+    """The rule once more with other draws: the shift to the share of patients elsewhere, times n / (n + 2)."""
+    own = predictions["all-sites/adapted"].query("method == 'connectome-adaptive' and variant == ''")
+    known = {site: (np.log(p / (1 - p)), y) for site, y, p in _sites(own)}
+    rows = {row[0]: row[1:] for row in rows_of("site-intercept")}
+    draw, gains = np.random.default_rng(7), {}
+    plain = {site: called(logits, labels) for site, (logits, labels) in known.items()}
+    for scans, cells in rows.items():
+        size, rates = 0 if scans == "none" else int(scans), []
+        for site, (logits, labels) in known.items():
+            elsewhere = np.concatenate([y for other, (_, y) in known.items() if other != site]).mean()
+            for _ in range(20 if size else 1):
+                batch = draw.permutation(len(labels))
+                scored, others = batch[size:], np.round(logits[batch[:size]], 1)
+                moved = logits.copy()
+                if size:  # subjects of the batch itself are left out, which costs small sites some
+                    shift = brentq(lambda s, x=others, e=elsewhere: (1 / (1 + np.exp(-x - s))).mean() - e, -20, 20)
+                    moved += shift * size / (size + 2)
+                    if {0, 1} - set(labels[scored]):
+                        continue
+                rates.append((site, *called(moved[scored], labels[scored])))
+        table = pd.DataFrame(rates, columns=["site", "SEN", "SPE"]).groupby("site").mean()
+        balanced, sensitivity, spread, specificity = (numbers(cells[i])[k] for i, k in ((0, 0), (1, 0), (1, 1), (2, 0)))
+        apart = 0.0501 if not size else 1.5 + size / 10
+        assert [sensitivity, specificity] == pytest.approx(100 * table.mean().to_numpy(), abs=apart), scans
+        assert balanced == pytest.approx(50 * table.sum(axis=1).mean(), abs=apart)
+        if not size:
+            assert spread == close(100 * table["SEN"].std())
+            assert numbers(cells[3])[0] == close(np.mean([100 * auc(y, x) for x, y in known.values()]))
+        gains[size] = 50 * (table.sum(axis=1) - pd.Series({site: sum(rate) for site, rate in plain.items()})).mean()
+    text = text_of("site-intercept")
+    middle, low, high = numbers(text.split("over sites:")[1].replace("to ", ""))[:3]
+    assert middle == pytest.approx(gains[20], abs=1.5) and low < middle < high
+    found = re.findall(r"patients (\d+) and (\d+) % if the share is assumed, (\d+) and (\d+) % if it is given", text)
+    (few, more), given = ([tuple(map(int, one[:2])) for one in found], [tuple(map(int, one[2:])) for one in found])
+    assert few[0] > more[0] and few[1] < more[1] and all(abs(one[i] - given[0][i]) <= 6 for one in given for i in (0, 1))
+
+
+def _sites(table):
+    """Site, labels and probabilities."""
+    return [(site, part["label"].to_numpy(), part["proba"].to_numpy()) for site, part in table.groupby("target")]
+
+
+def called(logits, labels):
+    """Sensitivity and specificity of the sign."""
+    return (logits[labels == 1] >= 0).mean(), (logits[labels == 0] < 0).mean()
 
 
 def test_what_structure_adds_to_the_default(predictions):
@@ -989,6 +977,14 @@ def test_what_structure_adds_to_the_default(predictions):
         assert middle == close((values - other).mean()) and low < middle < high
         assert numbers(cells[8]) == [(values > other + 1e-9).sum(), 20]
         assert as_chance(cells[9]) == pytest.approx(corrected[tested.index(key)], abs=0.000501)
+    former = predictions["abide-default/former"].set_index(["method", "variant"])
+    parts = [former.loc[methods[row]].groupby("target") for row in ("scan and phenotypes", "all three")]
+    means = [np.mean([100 * auc(*part[["label", "proba"]].to_numpy().T) for _, part in sites]) for sites in parts]
+    gain = by_site("linear", "all three") - by_site("linear", "scan and phenotypes")
+    said = numbers(re.search(r"phenotypes: (.*?)\)\.", text_of("structure-inputs").replace("UM_1", "UM"))[1])
+    assert said == close([gain.drop(FOUR).mean(), 16, gain[FOUR].mean(), *gain[FOUR]])
+    middle, low, high = numbers(text_of("structure-inputs").split("former default it is")[1].replace("to ", ""))[:3]
+    assert middle == close(means[1] - means[0]) and low < middle < high
     for row, *cells in rows_of("structure-cohorts"):
         for study, shown in zip(("linear", "paper", "matched"), np.reshape(cells, (3, 2)), strict=True):
             values = by_site(study, row)

@@ -32,7 +32,6 @@ COHORTS = {
     **{name: name for name in ("rest-meta-mdd-connectomes", "abide-ii")},
     **{f"abide-all-{part}": f"abide-{part}" for part in ("motion", "unique", "iq", "noglobal")},
     "abide-default": "abide-structure",
-    "abide-default-paper": "abide-structure-paper",
 }
 AT_20_SITES = (
     *("abide-adapted", "abide-linear", "abide-networks", "abide-all", "abide-all-seeds", "abide-all-viq", "abide-all-sex-age"),

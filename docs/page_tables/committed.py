@@ -24,8 +24,7 @@ METRICS = ("AUC", "ACC", "SEN", "SPE", "F1")
 TWENTY = "abide-all/linear"  # linear models at all sites of ABIDE I
 TWENTY_NETWORKS = ("abide-all/networks", "abide-all/mm-gtunets", "abide-all/gpu")  # the paper's, one commit
 PAPER = "paper/networks"
-PRESENT = "abide-default/paper"  # the present default at NYU and USM; `paper/linear` has the former one
-LITTLE_MOTION = "abide-all/motion"  # the paper's subjects, every site, with the present rule for phenotypes
+LITTLE_MOTION = "abide-all/motion"  # linear models on the paper's subjects at every site
 SMALL = "CMU"  # has five of the paper's subjects
 LINEAR = (
     *("fc-logistic", "fc-svm", "fc-adaptive", "tangent-logistic", "tangent-ridge", "tangent-pearson-ridge"),
@@ -103,7 +102,7 @@ def scores_at(model: Model, target: str, metric: str = "AUC") -> tuple[float, fl
 def of_paper(method: str, phenotypes: bool) -> Model | None:
     """Where the results of a method on the paper's subjects are, without or with phenotypes; None if it was not run so."""
     if method in LINEAR:
-        return (PRESENT if method == "connectome-adaptive" else "paper/linear", method, "phenotypes" if phenotypes else "")
+        return ("paper/linear", method, "phenotypes" if phenotypes else "")
     if method == "phenotype-logistic":
         return ("paper/linear", method, "") if phenotypes else None
     if method == "m2lgdg-connectome":

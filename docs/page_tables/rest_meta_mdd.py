@@ -25,8 +25,8 @@ def network(method: str, variant: str = "") -> Model:
 
 
 def other(method: str, variant: str = "") -> Model:
-    """Where one of the six graph and multi-modal networks is."""
-    return (f"{FOLDER}/more", method, variant)
+    """Where one of the six graph and multi-modal networks is; `genm` was run again after a change."""
+    return (f"{FOLDER}/{'genm' if method == 'genm' else 'more'}", method, variant)
 
 
 def models() -> dict[str, tuple[tuple[Model, ...] | None, tuple[Model, ...]]]:
@@ -89,10 +89,11 @@ def beside_phenotypes() -> list[str]:
     alone = (linear(PHENOTYPES),)
     tests = {title: paired_trainings(together, alone) for title, (_, together) in models().items() if together != alone}
     above = sum(test["interval"][0] > 0 for test in tests.values())
-    svm, default = (interval(tests[name(one)]["difference"], *tests[name(one)]["interval"]) for one in ("fc-svm", DEFAULT))
+    titles = (f"{name(NETWORK)}, variant `plus`", name(NETWORK), "`fc-svm`", name(DEFAULT))
+    plus, network_, svm, default = (interval(tests[one]["difference"], *tests[one]["interval"]) for one in titles)
     return bullets(
         f"Above phenotypes alone, with an interval over subjects that excludes 0: {above or 'none'} of {len(tests)} rows. "
-        f"`fc-svm` has {svm} points more, the default {default}.",
+        f"`plus` has {plus} points more, {name(NETWORK)} {network_}, `fc-svm` {svm}, the default {default}.",
     )
 
 

@@ -2,10 +2,11 @@
 
 from m2lgdg.study.stats import holm
 from page_tables.atlases import UNSEEN
-from page_tables.committed import SMALL, Model, averaged_trainings, by_seed, by_site, paired_trainings, scores
+from page_tables.committed import SMALL, Model, by_site, paired_trainings, scores
 from page_tables.writing import block, bullets, chance, interval, number, table
 
 FOLDER, DEFAULT = "abide-structure", "connectome-adaptive"
+FORMER = "abide-default/former"  # the default with which the settings of tables were chosen
 ROWS = {  # what a model sees -> method, variant
     "phenotypes": ("phenotype-logistic", ""),
     "structure": (DEFAULT, "structure"),
@@ -24,20 +25,8 @@ AREAS = ["20 sites", "16 sites", "the four", *UNSEEN]
 ADDED = ["structure adds (95 % over subjects)", "sites above", "p over sites, Holm"]
 COHORTS = {"1,035 subjects": "linear", "the paper's 884": "paper", "754 in pairs of like age and sex": "matched"}
 
-NETWORK = "m2lgdg-connectome"
-WHOLE, BARE = ((f"{FOLDER}/connectome", NETWORK, variant) for variant in ("", "no-structure"))
-PLUS_TWO: Model = (f"{FOLDER}/plus", NETWORK, "")
 LINEAR, LINEAR_BARE = ((f"{FOLDER}/linear", DEFAULT, variant) for variant in ("phenotypes", "scan-phenotypes"))
-DEFAULTS: dict[str, Model] = {"one atlas": LINEAR, "two atlases": (f"{FOLDER}/atlases", *ROWS["all three"])}
-NETWORKS: dict[str, tuple[Model, ...]] = {  # several models: their mean logit
-    "structure": ((f"{FOLDER}/ablation", NETWORK, "structure"),),
-    "scan and structure": ((f"{FOLDER}/ablation", NETWORK, "no-phenotypes"),),
-    "scan and phenotypes": (BARE,),
-    "all three": (WHOLE,),
-    "scan and phenotypes, variant `plus`": (BARE, LINEAR_BARE),
-    "all three, variant `plus`": (WHOLE, LINEAR),
-    "all three, variant `plus`, two atlases": (PLUS_TWO,),
-}
+TWO_ATLASES, TWO_BARE = ((f"{FOLDER}/atlases", *ROWS[row]) for row in ("all three", "scan and phenotypes"))
 
 
 def model(study: str, row: str) -> Model:
@@ -82,31 +71,17 @@ def inputs() -> list[str]:
     """AUC of the default by what it sees, in one atlas and in two, and what structure adds to each."""
     added = added_to_the_default()
     rows = [[row, *areas(one), *added.get(row, [""] * 3)] for row, one in linear_models().items()]
-    return table(["the model sees", *AREAS, *ADDED], rows)
-
-
-def added_to_the_network() -> dict[str, list[str]]:
-    """What structure adds to the network, and the best model minus the default by atlases, with one correction for all four."""
-    bare = {row: row.replace("all three", "scan and phenotypes") for row in list(NETWORKS)[3:6:2]}
-    pairs = {row: (NETWORKS[row], NETWORKS[other]) for row, other in bare.items()}
-    return adds(pairs | {title: ((PLUS_TWO,), (one,)) for title, one in DEFAULTS.items()})
-
-
-@block("structure-network")
-def network() -> list[str]:
-    """AUC of the network by what it sees, what structure adds to it, and the best model against the default."""
-    added = added_to_the_network()
-    rows = [[row, str(len(by_seed(*models))), *areas(*models), *added.get(row, [""] * 3)] for row, models in NETWORKS.items()]
-    joined, four = averaged_trainings(PLUS_TWO), list(UNSEEN)
-    told = ["in {} {}, {} sites above, p {}".format(title, *added[title]) for title in DEFAULTS]
+    pair = ("scan and phenotypes", "all three")
+    bare, whole = (by_site(model("linear", row)) for row in pair)
+    gain, four = whole - bare, list(UNSEEN)
+    former = paired_trainings(*(((FORMER, *ROWS[row]),) for row in reversed(pair)))
     return [
-        *table(["the network sees", "trainings", *AREAS, *ADDED], rows),
+        *table(["the model sees", *AREAS, *ADDED], rows),
         "",
         *bullets(
-            f"Variant `plus` in two atlases minus the default on all three: {'; '.join(told)}.",
-            f"Its single trainings at 20 sites: {', '.join(number(one) for one in by_seed(PLUS_TWO).mean(axis=1))}. The mean "
-            f"logit of the three: {number(joined.mean())} at 20 sites, {number(joined.drop(four).mean())} at the 16, "
-            f"{number(joined[four].mean())} at the four.",
+            f"All three minus scan and phenotypes: {number(gain.drop(four).mean())} at the 16 sites and "
+            f"{number(gain[four].mean())} at the four ({', '.join(f'{site} {number(gain[site])}' for site in four)}).",
+            f"For the former default it is {interval(former['difference'], *former['interval'])} at the 20 sites.",
         ),
     ]
 

@@ -30,7 +30,7 @@ MEMBERS = {  # what is said of a setting of the network -> its name in the file
     "... these not centred by site: **the network**": "fc3 + log0-source",
 }
 SETS = ("abide-i", "abide-ii", "rest-meta-mdd")
-FORMER_DEFAULT: Model = ("abide-structure/linear", DEFAULT, "scan-phenotypes")
+FORMER_DEFAULT: Model = ("abide-default/former", DEFAULT, "scan-phenotypes")
 
 
 def searched() -> pd.DataFrame:
@@ -68,7 +68,11 @@ def default_search_others() -> list[str]:
 def chosen(method: str) -> tuple[Model, Model, Model]:
     """Where a method with phenotypes is, on ABIDE I, ABIDE II and REST-meta-MDD."""
     if method == NETWORK:
-        return ("abide-default/network", NETWORK, ""), ("abide-ii/network", NETWORK, ""), (f"{DEPRESSION}/present", NETWORK, "")
+        return (
+            ("abide-default/network", NETWORK, ""),
+            ("abide-ii/network", NETWORK, ""),
+            (f"{DEPRESSION}/networks", NETWORK, ""),
+        )
     second = "linear" if method in (DEFAULT, "fc-logistic") else "peers"
     own, first = (method, "phenotypes"), TWENTY if method == "fc-svm" else "abide-default/linear"
     return (first, *own), (f"abide-ii/{second}", *own), (f"{DEPRESSION}/linear", *own)
