@@ -74,10 +74,13 @@ def test_onnxruntime_gives_the_same_probabilities(name, fold, tmp_path):
     expected = fitted.predict_proba(fold.target)[:, 1]
     inputs = prepared(fitted, fold.target)
     assert np.ptp(expected) > 0
-    np.testing.assert_allclose(run_onnx(path, inputs), expected, rtol=0, atol=1e-5)
+    # A network of one epoch has decisions of little spread, and then Platt scaling a slope that magnifies float32's rounding.
+    slope = np.ravel(getattr(fitted, "state_", {}).get("calibration", 1.0))[0]
+    tolerance = max(1e-5, 1e-7 * float(slope))
+    np.testing.assert_allclose(run_onnx(path, inputs), expected, rtol=0, atol=tolerance)
     for i in (0, 7):  # one subject alone
         alone = {key: value[i : i + 1] for key, value in inputs.items()}
-        np.testing.assert_allclose(run_onnx(path, alone), expected[i : i + 1], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(run_onnx(path, alone), expected[i : i + 1], rtol=0, atol=tolerance)
     assert reported["rois"] == list(fold.source.rois)
     assert [(one["name"], one["type"], one["shape"]) for one in reported["inputs"]] == [
         (key, str(value.dtype), ["subject", *value.shape[1:]])
