@@ -345,6 +345,20 @@ def test_calibration_slope_is_defined_exactly_when_the_classes_overlap(rows):
     assert residual @ x == pytest.approx(0, abs=1e-4)
 
 
+@pytest.mark.parametrize("wide", [1, 6])
+def test_calibration_slope_of_classes_that_hardly_overlap(wide):
+    """Two of twelve lie on the other side: slopes are large, and Newton's steps must not go back and forth.
+
+    With the others farther apart the slope of standardised odds is above 100, more than fifty steps of at most 2.
+    """
+    x = np.array([-0.9, 1.6, -0.1, -0.2, -0.3, -6.5, -0.2, 0.0, -0.8, -2.0, 0.2, -0.3]) / 10
+    labels = np.array([0, 1, 0, 0, 0, 0, 1, 1, 0, 0, 1, 0])
+    x[np.abs(x) > 0.05] *= wide
+    slope, _ = calibration(labels, expit(x))
+    residual = labels - expit(slope * x + likelihood_fit(labels, slope * x, slope=1.0)[0])
+    assert slope > 5 and residual @ x == pytest.approx(0, abs=1e-6)
+
+
 def test_calibration_slope_has_no_value_where_it_is_not_defined():
     assert math.isnan(calibration([1, 1, 0], [0.3, 0.3, 0.3])[0])  # a constant
     assert math.isnan(calibration([1, 1, 0, 0], [0.9, 0.6, 0.5, 0.1])[0])  # separated

@@ -194,7 +194,7 @@ def shrunken_platt(decision: Floats, y: Floats) -> tuple[float, float]:
 def _newton(design: Floats, y: Labels, offset: Floats | float, penalty: Floats | float = 0.0) -> Floats:
     """Logistic regression of y on the columns of the design, with an l2 penalty of each."""
     weights = np.zeros(design.shape[1])
-    for _ in range(100):
+    for _ in range(500):
         p = 1 / (1 + np.exp(-np.clip(design @ weights + offset, -30, 30)))
         step = newton_step(weights, design.T @ (y - p), (design * (p * (1 - p))[:, None]).T @ design, penalty)
         weights += step
@@ -204,9 +204,13 @@ def _newton(design: Floats, y: Labels, offset: Floats | float, penalty: Floats |
 
 
 def newton_step(weights: Floats, slope: Floats, curvature: Floats, penalty: Floats | float = 0.0) -> Floats:
-    """Step towards the largest likelihood, of which slope and curvature are given; at most 2, so that it does not overshoot."""
+    """Step towards the largest likelihood, of which slope and curvature are given.
+
+    A step of more than 2 is shortened, so that it does not overshoot; its direction is kept, or steps could go back and forth.
+    """
     inverse = curvature + np.diag(np.broadcast_to(penalty, len(weights)) + 1e-10)
-    return np.asarray(np.clip(np.linalg.solve(inverse, slope - penalty * weights), -2, 2))
+    step = np.linalg.solve(inverse, slope - penalty * weights)
+    return np.asarray(step * min(1.0, 2.0 / max(float(np.abs(step).max()), 1e-300)))
 
 
 def wilson(part: int, whole: int, level: float = 0.95) -> tuple[float, float]:
