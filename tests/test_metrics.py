@@ -463,6 +463,14 @@ def test_platt_scaling_does_not_collapse_by_offsets_of_sites(sizes, against):
     assert sigmoid(slope * decision + offset)[counted].mean() == pytest.approx(labels[counted].mean(), abs=1e-3)
 
 
+@pytest.mark.parametrize(("scale", "shift"), [(1.0, 1e3), (1e-3, 5.0), (1e3, -1e6)])
+def test_platt_scaling_within_sites_does_not_depend_on_the_units_of_decisions(scale, shift):
+    decision, labels, sites = decisions_with_offsets(0, [(30, 10), (10, 30), (30, 10), (10, 30)], 12.0)
+    (slope, offset), own = platt(decision, labels, sites), platt(scale * decision + shift, labels, sites)
+    assert own[0] * scale == pytest.approx(slope, rel=1e-6) and slope > 2 * platt(decision, labels)[0]
+    np.testing.assert_allclose(own[0] * (scale * decision + shift) + own[1], slope * decision + offset, atol=1e-5)
+
+
 def test_platt_scaling_is_that_of_all_subjects_where_sites_agree():
     for against in (0.0, 2.0):
         decision, labels, sites = decisions_with_offsets(1, [(20, 20), (15, 25), (30, 20)], against)

@@ -153,7 +153,8 @@ def platt(decision: npt.ArrayLike, labels: npt.ArrayLike, sites: npt.ArrayLike |
     within = _pooled_platt(centred, y)[0]
     if centred.std() < 1e-12 or slope >= within / 2:
         return slope, offset
-    return within / 2, float(_newton(np.ones((len(y), 1)), y, within / 2 * d)[0])
+    middle = within / 2 * float(d.mean())  # Newton's steps start where the probabilities are not all 0 or 1
+    return within / 2, float(_newton(np.ones((len(y), 1)), y, within / 2 * d - middle)[0]) - middle
 
 
 def _pooled_platt(d: Floats, y: Labels) -> tuple[float, float]:

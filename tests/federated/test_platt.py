@@ -42,9 +42,12 @@ def test_the_curve(sites, name):
 
 
 @pytest.mark.parametrize("slope", [0.01, 1.0, 5.0])
-def test_the_intercept_keeps_the_prevalence(sites, slope):
+@pytest.mark.parametrize("shift", [0.0, 300.0])
+def test_the_intercept_keeps_the_prevalence(sites, slope, shift):
     weights, lone = np.array([1.0, 0.3]), SimpleNamespace(labels=np.ones(9), decisions=np.ones((9, 2)), weights=np.zeros(9))
-    offset = sent(intercept(weights, slope), [*sites, lone])  # a site of one class does not count
+    for site in sites:
+        site.decisions += shift
     decisions, labels = (np.concatenate([getattr(site, key) for site in sites]) for key in ("decisions", "labels"))
+    offset = sent(intercept(weights, slope, float((decisions @ weights).mean())), [*sites, lone])  # one class does not count
     mean = np.mean(1 / (1 + np.exp(-slope * decisions @ weights - offset)))
     assert logit(mean) == pytest.approx(logit(labels.mean()), abs=1e-8)

@@ -332,7 +332,7 @@ def _calibrate(work: Work) -> Task:
     if plan.weighted and spread >= 1e-12:
         least = (yield from curve("within", weights, 0.0, spread))[0] / 2
         if slope < least:
-            slope, offset = least, (yield from intercept(weights, least))
+            slope, offset = least, (yield from intercept(weights, least, centre))
     work.calibration = slope, offset
 
 

@@ -34,15 +34,15 @@ def curve(name: str, weights: Floats, mean: float, spread: float) -> Generator[l
     return unstandardised(point, mean, spread)
 
 
-def intercept(weights: Floats, slope: float) -> Generator[list[Ask], list[Floats], float]:
-    """Offset for a given slope."""
+def intercept(weights: Floats, slope: float, mean: float) -> Generator[list[Ask], list[Floats], float]:
+    """Offset for a given slope of decisions with this mean."""
     offset = np.zeros(1)
     for _ in range(MOST_STEPS):
         point = np.array([slope, offset[0]])
-        arguments = {"weights": weights.copy(), "mean_sd": np.array([0.0, 1.0]), "point": point}
+        arguments = {"weights": weights.copy(), "mean_sd": np.array([mean, 1.0]), "point": point}
         ((_, residual, *_, curvature),) = yield [Ask("calibration", "all", arguments)]
         step = newton_step(offset, np.array([residual]), np.array([[curvature]]))
         offset += step
         if np.abs(step).max() < CONVERGED:
             break
-    return float(offset[0])
+    return float(offset[0]) - slope * mean
