@@ -95,6 +95,13 @@ def test_the_readme_is_short():
     assert len(lines) <= 110 and max(map(len, lines)) <= 100
 
 
+@pytest.mark.parametrize("path", [*ROOT.glob("*.md"), *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name)
+def test_lines_of_pages_are_short(path):
+    """Tables, images and blocks of code cannot be wrapped."""
+    text = re.sub(r"^ *```.*?^ *```$", "", path.read_text(), flags=re.S | re.M)
+    assert not [line for line in text.splitlines() if len(line) > 100 and not line.lstrip().startswith(("|", "!["))]
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
 def test_examples_import_public_names_only(path):
     """The package itself, and the modules of its root that it names."""
