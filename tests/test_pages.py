@@ -136,10 +136,10 @@ def test_values_of_the_readme():
         for row in rows
         if "`" in row[0] and len(row) == 6
     }
-    places = ("abide-default/{}", "abide-ii/{}", "rest-meta-mdd-connectomes/{}")
+    places = ("abide-all/{}", "abide-ii/{}", "rest-meta-mdd-connectomes/{}")
     for name, parts, variant in (
         ("connectome-adaptive", ("linear", "linear", "linear"), "phenotypes"),
-        ("m2lgdg-connectome", ("network", "network", "networks"), ""),
+        ("m2lgdg-connectome", ("m2lgdg-connectome", "network", "networks"), ""),
     ):
         studies = [place.format(part) for place, part in zip(places, parts, strict=True)]
         one, two, three = (areas_of(study, name, variant)["mean"] for study in studies)

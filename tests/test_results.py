@@ -44,19 +44,19 @@ STUDIES = {  # cells
     "abide-structure/paper": 140,
     "abide-structure/matched": 140,
     "abide-structure/head": 100,
+    "abide-structure/former": 140,
     "abide-all/linear": 400,
     "abide-all/networks": 280,
     "abide-all/mm-gtunets": 60,
     "abide-all/gpu": 320,
+    "abide-all/networks-seeds": 160,
+    "abide-all/m2lgdg-connectome": 60,
     "abide-all/motion": 220,
     "abide-all/unique": 220,
     "abide-all/iq": 198,
     "abide-all/noglobal": 220,
     "abide-all/sex-age": 200,
     "abide-all/viq": 20,
-    "abide-default/linear": 120,
-    "abide-default/former": 140,
-    "abide-default/network": 60,
     "abide-ii/linear": 84,
     "abide-ii/peers": 56,
     "abide-ii/network": 42,
@@ -71,6 +71,7 @@ RECENT = ("paper/m2dc", "paper/ufa-net", "paper/scan", "sensitivity/margin")
 TARGETS = ("NYU", "USM")
 FOUR = [*TARGETS, "UM_1", "YALE"]  # sites kept out of the searches
 METRICS = ("AUC", "ACC", "SEN", "SPE", "F1")
+LINEAR_AT_20 = ("connectome-adaptive", "tangent-pearson-ridge", "fc-logistic")
 BEST = ("connectome-adaptive", "phenotypes")
 TABLES = importlib.import_module("tables")  # docs/tables.py
 PLACES = [(page, key) for page in TABLES.pages() for key in TABLES.blocks(page)]
@@ -565,25 +566,52 @@ def test_all_models_against_m2lgdg(predictions, areas, published):
     assert words == (str(len(tests)), " and ".join(key for key, p in adjusted.items() if p < 0.05))
 
 
-def test_networks_at_twenty_sites(predictions, areas):
-    studies = ("linear", "networks", "mm-gtunets", "gpu")
+@pytest.fixture(scope="module")
+def at_twenty(predictions):
+    """Predictions of a model at 20 sites, all seeds, by (method, variant)."""
+    studies = ("linear", "networks", "networks-seeds", "mm-gtunets", "gpu")
+    together = pd.concat([predictions[f"abide-all/{study}"] for study in studies])
+    models = dict(iter(together.groupby(["method", "variant"])))
+    assert all(len(table) == 1035 * table["seed"].nunique() for table in models.values())
+    return models
 
+
+def single_trainings(table):
+    """(seed, target) AUC in percent."""
+    each = table.groupby(["seed", "target"])[["label", "proba"]]
+    return each.apply(lambda part: 100 * auc(*part.to_numpy().T)).unstack()
+
+
+def test_trainings_at_twenty_sites(at_twenty):
+    several = {}
+    for cell, shown, *_ in rows_of("networks-at-20-sites"):
+        method, _ = named(cell)
+        seeds = {len(single_trainings(table)) for (name, _), table in at_twenty.items() if name == method}
+        trained = method not in (*LINEAR_AT_20, "phenotype-logistic")
+        assert shown == (str(*seeds) if trained else "") and seeds <= {1, 3}
+        if seeds == {3}:
+            several[method] = single_trainings(at_twenty[method, "phenotypes"]).mean(axis=1).std(ddof=1)
+    lowest, highest = min(several, key=several.get), max(several, key=several.get)
+    text = text_of("networks-at-20-sites")
+    words = re.search(r"an sd of ([\d.]+) \(`(.*?)`\) to ([\d.]+) \(`(.*?)`\).*?the (\d+) networks that have three", text)
+    assert words.group(2, 4, 5) == (lowest, highest, str(len(several)))
+    assert numbers(words[1], words[3]) == pytest.approx([several[lowest], several[highest]], abs=0.00501)
+
+
+def test_networks_at_twenty_sites(at_twenty):
     def at(method, variant):
-        """AUC at the 20 sites in whichever study has them; None where a site is missing."""
-        own = {key[3]: value[0] for key, value in areas.items() if key[0][10:] in studies and key[1:3] == (method, variant)}
-        return pd.Series(own).sort_index() if len(own) == 20 else None
+        """AUC at the 20 sites, mean over trainings; None where there is no such model."""
+        return single_trainings(at_twenty[method, variant]).mean() if (method, variant) in at_twenty else None
 
     def decisions(method, variant):
-        together = pd.concat([predictions[f"abide-all/{study}"] for study in studies])
-        own = together[(together["method"] == method) & (together["variant"] == variant)]
-        own = own.set_index(["target", "subject"]).sort_index()
+        own = at_twenty[method, variant].groupby(["target", "subject"])[["label", "proba"]].mean()
         return np.log(own["proba"] / (1 - own["proba"])), own["label"]
 
     forms = {"m2lgdg": ("M2", ""), "mm-gtunets": ("imaging", "all-phenotypes"), "phenotype-logistic": ("none", "")}
-    linear = ("connectome-adaptive", "tangent-pearson-ridge", "fc-logistic", "phenotype-logistic")
+    linear = (*LINEAR_AT_20, "phenotype-logistic")
     rows = rows_of("networks-at-20-sites")
     order, gains, p_values, texts, shown = [], {}, [], [], []
-    for cell, *cells in rows:
+    for cell, _, *cells in rows:
         method, _ = named(cell)
         both = [at(method, variant) for variant in forms.get(method, ("", "phenotypes"))]
         for text, own in zip(cells, both, strict=False):
@@ -600,7 +628,7 @@ def test_networks_at_twenty_sites(predictions, areas):
             best = at(BEST[0], BEST[1] if given else "")
             difference, low, high = numbers(cells[3].replace("to ", ""))
             assert difference == close((best - own).mean()) and low < difference < high
-            if method in linear[:3]:  # docs/choosing.md has their p
+            if method in LINEAR_AT_20:  # docs/choosing.md has their p
                 assert not cells[4]
             else:
                 p_values.append(paired_p(best, own))
@@ -728,7 +756,7 @@ def test_models_at_twenty_sites(predictions):
         return pd.Series(np.mean(each, axis=0), sites)
 
     sites = label.index.unique("target")
-    own, _ = trained("abide-default/network", "m2lgdg-connectome", "")
+    own, _ = trained("abide-all/m2lgdg-connectome", "m2lgdg-connectome", "")
     expected = {"`m2lgdg-connectome`": own, "... variant `plus`": [one + linear for one in own]}
     for method in ("fc-logistic", "fc-svm", "tangent-pearson-ridge", "connectome-ensemble", "fc-adaptive"):
         expected[f"`{method}`"], _ = trained("abide-all/linear", method, "phenotypes")
@@ -847,10 +875,10 @@ def test_three_data_sets(predictions):
     own = {"connectome-adaptive": "linear", "fc-logistic": "linear", "tangent-pearson-ridge": "peers"}
     found = {}
     for method, part in own.items():
-        studies = "abide-default/linear", f"abide-ii/{part}", "rest-meta-mdd-connectomes/linear"
+        studies = "abide-all/linear", f"abide-ii/{part}", "rest-meta-mdd-connectomes/linear"
         found[f"`{method}`"] = [decisions(study, method, "phenotypes") for study in studies]
     name = "m2lgdg-connectome"
-    studies = "abide-default/network", "abide-ii/network", "rest-meta-mdd-connectomes/networks"
+    studies = "abide-all/m2lgdg-connectome", "abide-ii/network", "rest-meta-mdd-connectomes/networks"
     network = [decisions(study, name, "") for study in studies]
     found[f"`{name}`"] = network
     linear = found["`connectome-adaptive`"]
@@ -873,7 +901,7 @@ def test_three_data_sets(predictions):
     added = auc_by_seed(linear[1]).mean() - alone
     expected = [alone.mean(), peer.mean(), alone[five].mean(), peer[five].mean(), added.drop(five).mean(), added[five].mean()]
     assert numbers(default_text) == close(expected)
-    former = auc_by_seed(decisions("abide-default/former", "connectome-adaptive", "scan-phenotypes")).mean()
+    former = auc_by_seed(decisions("abide-structure/former", "connectome-adaptive", "scan-phenotypes")).mean()
     change = auc_by_seed(linear[0]).mean() - former
     expected = [former.mean(), former.drop(FOUR).mean(), 16, former[FOUR].mean(), change.drop(FOUR).mean(), change[FOUR].mean()]
     assert numbers(former_text) == close(expected)
@@ -981,7 +1009,7 @@ def test_what_structure_adds_to_the_default(predictions):
         assert middle == close((values - other).mean()) and low < middle < high
         assert numbers(cells[8]) == [(values > other + 1e-9).sum(), 20]
         assert as_chance(cells[9]) == pytest.approx(corrected[tested.index(key)], abs=0.000501)
-    former = predictions["abide-default/former"].set_index(["method", "variant"])
+    former = predictions["abide-structure/former"].set_index(["method", "variant"])
     parts = [former.loc[methods[row]].groupby("target") for row in ("scan and phenotypes", "all three")]
     means = [np.mean([100 * auc(*part[["label", "proba"]].to_numpy().T) for _, part in sites]) for sites in parts]
     gain = by_site("linear", "all three") - by_site("linear", "scan and phenotypes")

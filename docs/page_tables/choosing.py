@@ -6,12 +6,12 @@ import pandas as pd
 from m2lgdg.metrics import auc, logit, platt, sigmoid
 from m2lgdg.study.stats import holm
 from page_tables.atlases import UNSEEN
-from page_tables.committed import RESULTS, TWENTY, Model, by_site, paired_trainings, trainings
+from page_tables.committed import NETWORK_AT_TWENTY, RESULTS, TWENTY, Model, by_site, paired_trainings, trainings
 from page_tables.writing import block, bullets, chance, interval, number, spread, table
 
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of `m2lgdg-connectome` next to the linear model, in sd of the latter
 ADAPTIVE: Model = (TWENTY, "connectome-adaptive", "phenotypes")
-CONNECTOME: Model = ("abide-default/network", "m2lgdg-connectome", "")
+CONNECTOME: Model = (NETWORK_AT_TWENTY, "m2lgdg-connectome", "")
 ORDINARY = ("fc-logistic", "fc-svm", "tangent-pearson-ridge", "connectome-ensemble", "fc-adaptive")
 STEP = "FC scaled, minus chance, age and sex out"
 MODELS: dict[str, tuple[Model, ...]] = {  # several models: their mean logit

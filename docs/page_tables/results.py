@@ -21,6 +21,7 @@ from page_tables.committed import (
     as_in_paper,
     of_paper,
     paired,
+    paired_trainings,
     published,
     scores_at,
 )
@@ -229,7 +230,7 @@ def at_twenty(study: str, method: str) -> tuple[Model | None, Model | None]:
 
 @block("networks-at-20-sites")
 def networks_at_twenty_sites() -> list[str]:
-    """Networks trained once at each of 20 sites, and the default against each of them, beside linear models."""
+    """Networks at each of 20 sites, and the default against each of them, beside linear models."""
     trained = {method: study for study in TWENTY_NETWORKS for _, method, _ in results.complete(study)}
     linear = dict.fromkeys(("connectome-adaptive", "tangent-pearson-ridge", "fc-logistic", "phenotype-logistic"), TWENTY)
     models = {method: at_twenty(study, method) for method, study in (linear | trained).items()}
@@ -237,20 +238,28 @@ def networks_at_twenty_sites() -> list[str]:
     means = {method: results.by_site(model).mean() for method, model in whole.items()}
     order = sorted(models, key=lambda method: (models[method][1] is None, -means[method]))
     default = models["connectome-adaptive"]
-    tests = {method: paired(default[models[method][1] is not None], whole[method]) for method in order if method != BEST[1]}
+    tests = {
+        method: paired_trainings((default[models[method][1] is not None],), (whole[method],))
+        for method in order
+        if method != BEST[1]
+    }
     asked = [method for method in tests if method not in LINEAR]  # docs/choosing.md corrects the p of linear models
     adjusted = dict(zip(asked, holm([tests[method]["p"] for method in asked]), strict=True))
     rows = []
     for method in order:
-        cells = ["-" if one is None else spread(results.macro(one[0]).loc[one[1:]]) for one in models[method]]
+        cells = [str(len(results.trainings(whole[method]))) if method in trained else ""]
+        cells += ["-" if one is None else spread(results.macro(one[0]).loc[one[1:]]) for one in models[method]]
         four, test = number(results.by_site(whole[method])[FOUR].mean()), tests.get(method)
         compared = "" if test is None else interval(test["difference"], *test["interval"])
         rows.append([name(method), *cells, four, compared, chance(adjusted[method]) if method in adjusted else ""])
-    header = ["model", "scan alone", "with phenotypes", "the four", "`connectome-adaptive` minus it (95 %)", "p, Holm"]
+    compared = "`connectome-adaptive` minus it (95 %)"
+    header = ["model", "trainings", "scan alone", "with phenotypes", "the four", compared, "p, Holm"]
     given = [method for method in trained if None not in models[method]]
     below = [method for method in given if means[method] < means["fc-logistic"]]
     gains = {method: means[method] - results.by_site(models[method][0]).mean() for method in given}
     least, most = min(gains, key=gains.get), max((m for m in gains if m != "m2lgdg"), key=gains.get)
+    several = [method for method in given if len(results.trainings(whole[method])) > 1]
+    apart = {method: results.by_seed(whole[method]).mean(axis=1).std(ddof=1) for method in several}
     return [
         *table(header, rows),
         "",
@@ -258,6 +267,9 @@ def networks_at_twenty_sites() -> list[str]:
             f"With phenotypes, {len(below)} of {len(given)} networks are below `fc-logistic`; the highest is "
             f"{name(max(given, key=means.get))}. Phenotypes change them by {number(gains[least])} ({name(least)}) to "
             f"{number(gains[most])} ({name(most)}), and `m2lgdg` by {number(gains['m2lgdg'])}.",
+            f"Between trainings, the mean over sites has an sd of {number(min(apart.values()), 2)} "
+            f"({name(min(apart, key=apart.get))}) to {number(max(apart.values()), 2)} ({name(max(apart, key=apart.get))}) with "
+            f"phenotypes, in the {len(several)} networks that have three.",
             *own_parts(trained["m2lgdg"]),
             added_to_the_default([whole[method] for method in trained], (trained["m2lgdg"], "m2lgdg", "M1")),
             *one_new_site(),
@@ -270,8 +282,8 @@ def own_parts(study: str) -> list[str]:
     own: Model = (study, "m2lgdg", "")
     alone: Model = (study, "m2lgdg", "M1")
     simple: Model = (TWENTY, "phenotype-logistic", "")
-    test, less = paired(own, alone), results.by_site(("abide-all/mm-gtunets", "mm-gtunets", "")).mean()
-    alike, beside = results.by_site(own).corr(results.by_site(simple)), paired(alone, simple)
+    test, less = paired_trainings((own,), (alone,)), results.by_site(("abide-all/mm-gtunets", "mm-gtunets", "")).mean()
+    alike, beside = results.by_site(own).corr(results.by_site(simple)), paired_trainings((alone,), (simple,))
     return [
         f"`m2lgdg` by phenotypes alone (M1): {number(results.by_site(alone).mean())}. The whole minus M1: "
         f"{interval(test['difference'], *test['interval'])}, p {chance(test['p'])}. Over sites its AUC correlates with that of "

@@ -6,7 +6,7 @@ from page_tables.committed import SMALL, Model, by_site, paired_trainings, score
 from page_tables.writing import block, bullets, chance, interval, number, table
 
 FOLDER, DEFAULT = "abide-structure", "connectome-adaptive"
-FORMER = "abide-default/former"  # the default with which the settings of tables were chosen
+FORMER = "abide-structure/former"  # the default with which the settings of tables were chosen
 ROWS = {  # what a model sees -> method, variant
     "phenotypes": ("phenotype-logistic", ""),
     "structure": (DEFAULT, "structure"),

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from page_tables.committed import FOUR, RESULTS, TWENTY, Model, by_site, paired_trainings
+from page_tables.committed import FOUR, NETWORK_AT_TWENTY, RESULTS, TWENTY, Model, by_site, paired_trainings
 from page_tables.writing import block, bullets, interval, name, number, table
 
 DEFAULT, NETWORK, PEER = "connectome-adaptive", "m2lgdg-connectome", "tangent-pearson-ridge"
@@ -30,7 +30,7 @@ MEMBERS = {  # what is said of a setting of the network -> its name in the file
     "... these not centred by site: **the network**": "fc3 + log0-source",
 }
 SETS = ("abide-i", "abide-ii", "rest-meta-mdd")
-FORMER_DEFAULT: Model = ("abide-default/former", DEFAULT, "scan-phenotypes")
+FORMER_DEFAULT: Model = ("abide-structure/former", DEFAULT, "scan-phenotypes")
 
 
 def searched() -> pd.DataFrame:
@@ -69,13 +69,13 @@ def chosen(method: str) -> tuple[Model, Model, Model]:
     """Where a method with phenotypes is, on ABIDE I, ABIDE II and REST-meta-MDD."""
     if method == NETWORK:
         return (
-            ("abide-default/network", NETWORK, ""),
+            (NETWORK_AT_TWENTY, NETWORK, ""),
             ("abide-ii/network", NETWORK, ""),
             (f"{DEPRESSION}/networks", NETWORK, ""),
         )
     second = "linear" if method in (DEFAULT, "fc-logistic") else "peers"
-    own, first = (method, "phenotypes"), TWENTY if method == "fc-svm" else "abide-default/linear"
-    return (first, *own), (f"abide-ii/{second}", *own), (f"{DEPRESSION}/linear", *own)
+    own = (method, "phenotypes")
+    return (TWENTY, *own), (f"abide-ii/{second}", *own), (f"{DEPRESSION}/linear", *own)
 
 
 @block("three-sets")
