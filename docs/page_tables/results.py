@@ -258,8 +258,8 @@ def networks_at_twenty_sites() -> list[str]:
     below = [method for method in given if means[method] < means["fc-logistic"]]
     gains = {method: means[method] - results.by_site(models[method][0]).mean() for method in given}
     least, most = min(gains, key=gains.get), max((m for m in gains if m != "m2lgdg"), key=gains.get)
-    several = [method for method in given if len(results.trainings(whole[method])) > 1]
-    apart = {method: results.by_seed(whole[method]).mean(axis=1).std(ddof=1) for method in several}
+    trainings = {method: results.by_seed(whole[method]).mean(axis=1) for method in order if method in given}
+    apart = [f"{number(one.std(ddof=1))} ({name(method)})" for method, one in trainings.items() if len(one) > 1]
     return [
         *table(header, rows),
         "",
@@ -267,9 +267,8 @@ def networks_at_twenty_sites() -> list[str]:
             f"With phenotypes, {len(below)} of {len(given)} networks are below `fc-logistic`; the highest is "
             f"{name(max(given, key=means.get))}. Phenotypes change them by {number(gains[least])} ({name(least)}) to "
             f"{number(gains[most])} ({name(most)}), and `m2lgdg` by {number(gains['m2lgdg'])}.",
-            f"Between trainings, the mean over sites has an sd of {number(min(apart.values()), 2)} "
-            f"({name(min(apart, key=apart.get))}) to {number(max(apart.values()), 2)} ({name(max(apart, key=apart.get))}) with "
-            f"phenotypes, in the {len(several)} networks that have three.",
+            "Between three trainings with phenotypes, the mean over sites has an sd of "
+            f"{', '.join(apart[:-1])} and {apart[-1]}.",
             *own_parts(trained["m2lgdg"]),
             added_to_the_default([whole[method] for method in trained], (trained["m2lgdg"], "m2lgdg", "M1")),
             *one_new_site(),
