@@ -67,8 +67,8 @@ def ufa_net_epochs() -> list[str]:
     first, last = ([one["history"][epoch]["ce"] for one in own] for epoch in (0, -1))
     aligned = [epoch["alignment"] for one in own for epoch in one["history"] if "alignment" in epoch]
     return bullets(
-        "In all trainings, without and with phenotypes, the cross-entropy on source-training subjects falls from "
-        f"{number(np.mean(first), 2)} to at most "
+        "In all trainings for NYU and USM, without and with phenotypes, the cross-entropy on source-training subjects falls "
+        f"from {number(np.mean(first), 2)} to at most "
         f"{number(max(last), 3)} in the last of 120 epochs. On source-validation subjects the AUC of the kept epochs is "
         f"{min(kept):.0f} to {max(kept):.0f}, median {np.median(kept):.0f}: the networks memorise.",
         f"The alignment is 0 in {sum(value == 0 for value in aligned):,} of {len(aligned):,} epochs after the first twenty. "

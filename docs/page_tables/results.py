@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 from scipy.stats import t as student
+from scipy.stats import ttest_rel
 
 from m2lgdg.metrics import auc, logit, sigmoid
 from m2lgdg.study.stats import holm
@@ -43,8 +44,6 @@ ABLATIONS = {
     "C3": "C3, no contrast across sites",
 }
 ABLATED = (("paper/ablation", "m2lgdg"), CONNECTOME[:2])
-SWEPT = "sensitivity/m2lgdg"
-DEFAULTS = ("decomposition_weight=0.1", "contrastive_weight=0.1", "temperature=0.07", "percentile=80", "length=200")
 
 
 # The paper's subjects
@@ -176,7 +175,7 @@ def _against_the_published() -> str:
     )
 
 
-# Ablations and sweeps of M²LG-DG
+# Ablations
 
 
 def _ablated(study: str, method: str, variant: str) -> list[str]:
@@ -199,23 +198,6 @@ def ablations() -> list[str]:
     return table(["variant", *" | ".join(header).split(" | "), "paper, REST-meta-MDD"], rows)
 
 
-@block("sweep-summary")
-def sweep_summary() -> list[str]:
-    """Which values of five fields differ from the default, and how far seeds lie apart."""
-    changed = results.changes(SWEPT, "m2lgdg").drop(index=list(DEFAULTS))
-    trained = results.cells(SWEPT).query("metric == 'AUC'").set_index(["variant", "target", "seed"])["value"] * 100
-    usual = trained.loc[""].mean()
-    ranges = trained.drop(index=list(DEFAULTS), level="variant").groupby(level=["variant", "target"]).agg(np.ptp)
-    texts = {value: f"`{value}`: {interval(-mean, -mean - half, -mean + half)}" for value, mean, half in changed.itertuples()}
-    apart = changed.index[changed["mean"].abs() > changed["half"]]
-    return bullets(
-        f"Largest difference from the default ({number(usual)}), of {len(changed)} changed values: "
-        f"{texts[changed['mean'].abs().idxmax()]}.",
-        f"Intervals without zero: {len(apart)} ({'; '.join(texts[value] for value in apart)}). Range of three seeds at one "
-        f"site: median {number(ranges.median())}.",
-    )
-
-
 # Every site
 
 
@@ -228,12 +210,18 @@ def at_twenty(study: str, method: str) -> tuple[Model | None, Model | None]:
     return alone if alone in known else None, given if given in known else None
 
 
+def at_twenty_sites() -> dict[str, tuple[Model | None, Model | None]]:
+    """Linear models, then networks at all 20 sites, each by the scan alone and with phenotypes."""
+    linear = dict.fromkeys(("connectome-adaptive", "tangent-pearson-ridge", "fc-logistic", "phenotype-logistic"), TWENTY)
+    trained = {method: study for study in TWENTY_NETWORKS for _, method, _ in results.complete(study)}
+    return {method: at_twenty(study, method) for method, study in (linear | trained).items()}
+
+
 @block("networks-at-20-sites")
 def networks_at_twenty_sites() -> list[str]:
     """Networks at each of 20 sites, and the default against each of them, beside linear models."""
     trained = {method: study for study in TWENTY_NETWORKS for _, method, _ in results.complete(study)}
-    linear = dict.fromkeys(("connectome-adaptive", "tangent-pearson-ridge", "fc-logistic", "phenotype-logistic"), TWENTY)
-    models = {method: at_twenty(study, method) for method, study in (linear | trained).items()}
+    models = at_twenty_sites()
     whole = {method: given or alone for method, (alone, given) in models.items()}
     means = {method: results.by_site(model).mean() for method, model in whole.items()}
     order = sorted(models, key=lambda method: (models[method][1] is None, -means[method]))
@@ -258,17 +246,18 @@ def networks_at_twenty_sites() -> list[str]:
     below = [method for method in given if means[method] < means["fc-logistic"]]
     gains = {method: means[method] - results.by_site(models[method][0]).mean() for method in given}
     least, most = min(gains, key=gains.get), max((m for m in gains if m != "m2lgdg"), key=gains.get)
-    trainings = {method: results.by_seed(whole[method]).mean(axis=1) for method in order if method in given}
-    apart = [f"{number(one.std(ddof=1))} ({name(method)})" for method, one in trainings.items() if len(one) > 1]
+    against = {method: paired_trainings((models["fc-logistic"][1],), (whole[method],)) for method in given}
+    behind = [test["difference"] for test in against.values()]
+    unlikely = max(holm([test["p"] for test in against.values()]))
     return [
         *table(header, rows),
         "",
         *bullets(
-            f"With phenotypes, {len(below)} of {len(given)} networks are below `fc-logistic`; the highest is "
-            f"{name(max(given, key=means.get))}. Phenotypes change them by {number(gains[least])} ({name(least)}) to "
-            f"{number(gains[most])} ({name(most)}), and `m2lgdg` by {number(gains['m2lgdg'])}.",
-            "Between three trainings with phenotypes, the mean over sites has an sd of "
-            f"{', '.join(apart[:-1])} and {apart[-1]}.",
+            f"With phenotypes, {len(below)} of {len(given)} networks are below `fc-logistic`, by {number(min(behind))} to "
+            f"{number(max(behind))} points (largest p over sites {chance(unlikely)}, with Holm's correction over the "
+            f"{len(given)}).",
+            f"Phenotypes change them by {number(gains[least])} ({name(least)}) to {number(gains[most])} ({name(most)}), and "
+            f"`m2lgdg` by {number(gains['m2lgdg'])}.",
             *own_parts(trained["m2lgdg"]),
             added_to_the_default([whole[method] for method in trained], (trained["m2lgdg"], "m2lgdg", "M1")),
             *one_new_site(),
@@ -276,18 +265,37 @@ def networks_at_twenty_sites() -> list[str]:
     ]
 
 
+@block("three-trainings")
+def three_trainings() -> list[str]:
+    """Networks with three trainings: how far these lie apart, what phenotypes change in each, and the mean of their logits."""
+    rows = []
+    for alone, given in at_twenty_sites().values():
+        if alone is None or given is None or len(results.trainings(given)) == 1:
+            continue
+        scan, whole = (results.by_seed(model).mean(axis=1) for model in (alone, given))
+        changed = ", ".join(number(one) for one in whole - scan)
+        rows.append([name(given[1]), ", ".join(map(number, whole)), number(whole.std(ddof=1)), changed])
+        rows[-1].append(number(results.averaged_trainings(given).mean()))
+    return table(["network", "each training", "sd", "change by phenotypes in each", "mean logit of the three"], rows)
+
+
 def own_parts(study: str) -> list[str]:
     """What M²LG-DG has of the phenotypes alone, the form of mm-gtunets with sex and age, and m2dc with its last epoch."""
     own: Model = (study, "m2lgdg", "")
     alone: Model = (study, "m2lgdg", "M1")
     simple: Model = (TWENTY, "phenotype-logistic", "")
-    test, less = paired_trainings((own,), (alone,)), results.by_site(("abide-all/mm-gtunets", "mm-gtunets", "")).mean()
-    alike, beside = results.by_site(own).corr(results.by_site(simple)), paired_trainings((alone,), (simple,))
+    tests = [paired_trainings((one,), (other,)) for one, other in ((own, alone), (own, simple), (alone, simple))]
+    adjusted = holm([test["p"] for test in tests])
+    told = [
+        f"{interval(test['difference'], *test['interval'])}, p {chance(p)}" for test, p in zip(tests, adjusted, strict=True)
+    ]
+    alike = results.by_site(own).corr(results.by_site(simple))
+    less = results.by_site(("abide-all/mm-gtunets", "mm-gtunets", "")).mean()
     return [
-        f"`m2lgdg` by phenotypes alone (M1): {number(results.by_site(alone).mean())}. The whole minus M1: "
-        f"{interval(test['difference'], *test['interval'])}, p {chance(test['p'])}. Over sites its AUC correlates with that of "
-        f"`phenotype-logistic` at {number(alike, 2)}. M1 minus `phenotype-logistic`: "
-        f"{interval(beside['difference'], *beside['interval'])}, p {chance(beside['p'])}. These p values are not corrected.",
+        f"`m2lgdg` by phenotypes alone (M1): {number(results.by_site(alone).mean())}. The whole minus M1: {told[0]}. The whole "
+        f"minus `phenotype-logistic`: {told[1]}. M1 minus `phenotype-logistic`: {told[2]}. The p over sites have Holm's "
+        f"correction over these three. Over sites the AUC of the whole correlates with that of `phenotype-logistic` at "
+        f"{number(alike, 2)}.",
         f"`mm-gtunets` has all five phenotypes here; with sex and age alone, as published, {number(less)}. `m2dc` keeps the "
         "best epoch of the second half of its training, a rule [chosen at 16 sites](methods.md#settings). With the last epoch, "
         f"as in its release, it has {number(results.by_site((study, 'm2dc', 'last-epoch')).mean())} by the scan alone.",
@@ -309,7 +317,7 @@ def added_to_the_default(networks: list[Model], phenotypes: Model) -> str:
     most = max(gains, key=gains.get)
     return (
         f"Logits added to those of `connectome-adaptive` with the best of the weights {', '.join(map(str, ADDED[:-1]))} and "
-        f"{ADDED[-1]}: at most {number(gains[most])} by a network ({name(most[1])}), and "
+        f"{ADDED[-1]}: at most {number(gains[most])} by one of these {len(networks)} networks ({name(most[1])}), and "
         f"{number(best(phenotypes) - usual)} by M1."
     )
 
@@ -332,13 +340,14 @@ def one_new_site() -> list[str]:
 SEX_AND_AGE = "abide-all/sex-age"  # has phenotypes in all rows: the scan alone would not differ
 WITHOUT_SMALL = f"FD below 0.2 mm, without {SMALL}"
 LIKE_IQ = "pairs of like IQ"
+NO_GLOBAL = "no global signal regression, CC200"
 OTHERS = {  # what differs -> study; every study has all linear models of `SHOWN`
     "all 1,035": results.TWENTY,
     WITHOUT_SMALL: LITTLE_MOTION,
     "no duplicate scans": "abide-all/unique",
     LIKE_IQ: "abide-all/iq",
     "sex and age, no IQ": SEX_AND_AGE,
-    "no global signal regression, CC200": "abide-all/noglobal",
+    NO_GLOBAL: "abide-all/noglobal",
 }
 SHOWN = ("connectome-adaptive", "fc-adaptive", "tangent-pearson-ridge", "fc-svm", "fc-logistic", "phenotype-logistic")
 
@@ -365,6 +374,16 @@ def _lost(study: str) -> dict[str, list[float]]:
     return lost
 
 
+def _p_values(study: str) -> list[float]:
+    """p over sites of what models of the scan have more or less than on all subjects, without and with phenotypes."""
+    pairs = [
+        (results.by_site(whole), _at_sites(part))
+        for method in SHOWN[:-1]
+        for whole, part in zip(_alone_and_with(results.TWENTY, method), _alone_and_with(study, method), strict=True)
+    ]
+    return [float(ttest_rel(whole[part.index], part).pvalue) for whole, part in pairs]
+
+
 @block("other-subjects")
 def other_subjects() -> list[str]:
     """Mean AUC over sites of linear models, without / with phenotypes, on other subjects, inputs and scans."""
@@ -383,19 +402,37 @@ def other_subjects() -> list[str]:
     own = ("connectome-adaptive", "phenotypes")
     still, pairs = (_at_sites((study, *own)) for study in (LITTLE_MOTION, OTHERS[LIKE_IQ]))
     all_there = [results.by_site((results.TWENTY, own[0], variant))[pairs.index].mean() for variant in ("", own[1])]
+    still_p, pairs_p = _p_values(LITTLE_MOTION), _p_values(OTHERS[LIKE_IQ])
+    unregressed = _lost(OTHERS[NO_GLOBAL])
+    higher = {method: [-value for value in both] for method, both in unregressed.items() if min(map(abs, both)) > 2}
+    best = [results.by_site(model) for model in _alone_and_with(OTHERS[NO_GLOBAL], SHOWN[0])]
+    beside = [
+        (best[i], results.by_site(model))
+        for method in SHOWN[1:-1]
+        for i, model in enumerate(_alone_and_with(OTHERS[NO_GLOBAL], method))
+    ]
     verbal = results.by_site(("abide-all/viq", "phenotype-logistic", ""))
     sex_and_age = results.macro(SEX_AND_AGE).loc[("phenotype-logistic", "")]
+    decided = results.scores((SEX_AND_AGE, "phenotype-logistic", ""), tuple(verbal.index))["proba"].groupby("target")
+    unused = (decided.nunique() == 1).sum()
     return [
         *table(["model", *OTHERS], rows),
         "",
         *bullets(
             f"With little head motion {SMALL} keeps {few} subjects and is left out of that column. Beside all subjects of the "
             f"other {len(still)} sites, models of the scan lose {number(min(losses))} to {number(max(losses))} points, but "
-            f"{gained}.",
+            f"{gained}. None of these changes is clear over sites: the smallest p is {chance(min(still_p))}.",
             f"Pairs of like IQ are at {len(pairs)} sites. Beside all subjects of these sites, models of the scan lose "
             f"{number(min(map(min, matched.values())))} to {number(max(map(max, matched.values())))} points; "
-            f"`connectome-adaptive` has {' / '.join(map(number, all_there))} there with all.",
-            f"Verbal IQ alone: {number(verbal.mean())}. Sex and age alone: {spread(sex_and_age)} (95 % over sites).",
+            f"`connectome-adaptive` has {' / '.join(map(number, all_there))} there with all. Of the {len(pairs_p)} losses "
+            f"{sum(p < 0.05 for p in pairs_p)} have a p over sites below 0.05, and {sum(p < 0.05 for p in holm(pairs_p))} with "
+            "Holm's correction.",
+            f"Without global signal regression {', '.join(map(name, higher))} are {number(min(map(min, higher.values())))} to "
+            f"{number(max(map(max, higher.values())))} points higher than with it. `connectome-adaptive` differs from the "
+            f"other models of the scan there by {number(max(abs((one - other).mean()) for one, other in beside))} at most "
+            f"(smallest p over sites {chance(min(ttest_rel(*pair).pvalue for pair in beside))}, not corrected).",
+            f"Verbal IQ alone: {number(verbal.mean())}. Sex and age alone: {spread(sex_and_age)} (95 % over sites); at "
+            f"{unused} of {len(still) + 1} sites that model uses neither, and its AUC is 50.",
             f"Sites differ more than columns: the sd over sites of `connectome-adaptive` with phenotypes is "
             f"{number(still.std(ddof=1))} with little motion and {number(pairs.std(ddof=1))} in pairs.",
         ),

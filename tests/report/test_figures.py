@@ -2,10 +2,10 @@
 
 import html
 import io
-import json
 import re
 import subprocess
 import sys
+import tomllib
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,13 +15,14 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
+from m2lgdg import make
 from m2lgdg.report import figures
 from m2lgdg.report.brains import BLUE, GREY, HALF, RED, TOP, glass_brain, top_edges
 from m2lgdg.report.drawing import colour
 from m2lgdg.report.figures import DISTINCT, ROWS, calibration_by_target, decision_curves, forest, roc_by_target
 from m2lgdg.report.tables import plain
 from m2lgdg.report.training import training_curves
-from m2lgdg.study.predictions import read_predictions
+from m2lgdg.study.predictions import sweep_variant
 from m2lgdg.study.stats import cell_scores, over_seeds, site_scores
 
 
@@ -215,10 +216,14 @@ def test_labels_of_many_swept_fields_do_not_overlap(monkeypatch):
         sheets[0].canvas.draw_without_rendering()
 
     monkeypatch.setattr(figures, "draw", drawn)
-    folder = Path(__file__).parents[2] / "results" / "sensitivity" / "m2lgdg"
-    recorded = json.loads((folder / "study.json").read_text())
-    axes, default = recorded["sweep"]["m2lgdg"], recorded["method"]["m2lgdg"]
-    figures.sensitivity_curves("m2lgdg", cell_scores(read_predictions(folder)), axes, default)
+    swept = tomllib.loads((Path(__file__).parents[2] / "studies" / "abide-sensitivity.toml").read_text())
+    axes, default = swept["sweep"]["m2lgdg"], make("m2lgdg").fields()
+    rng = np.random.default_rng(0)
+    changed = [sweep_variant(name, value) for name, values in axes.items() for value in values if value != default[name]]
+    cells = [(variant, target, seed) for variant in ("", *changed) for target in swept["targets"] for seed in swept["seeds"]]
+    scores = pd.DataFrame(cells, columns=["variant", "target", "seed"]).assign(method="m2lgdg")
+    scores = pd.concat(scores.assign(metric=one, value=rng.random(len(scores))) for one in ("AUC", "ACC", "F1"))
+    figures.sensitivity_curves("m2lgdg", scores, axes, default)
     lowest = sheets[0].canvas.axes[-len(axes) :]
     assert [panel.get_xlabel() for panel in lowest] == list(axes)
     for panel in lowest:
