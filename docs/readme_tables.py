@@ -91,9 +91,9 @@ def networks_sentence() -> str:
     others = [row for row in frame.itertuples() if kind(row.method) == "network" and row.method != NETWORK]
     own, last = next(row for row in others if row.method == "m2lgdg"), others[-1]
     return (
-        f"On ABIDE I, {len(others)} other networks, [hardly tuned](docs/results.md#fairness-of-the-comparison) and mostly "
-        f"trained once, are below all linear models of the scan: {number(others[-2].mean)} to {number(others[0].mean)}, with "
-        f"the paper's {name(own.method)} at {number(own.mean)}, and {name(last.method)} {number(last.mean)}."
+        f"On ABIDE I, {len(others)} other networks ([hardly tuned](docs/results.md#fairness-of-the-comparison)) are below all "
+        f"linear models of the scan: {number(others[-2].mean)} to {number(others[0].mean)}, among them {name(own.method)} with "
+        f"{number(own.mean)}; {name(last.method)} {number(last.mean)}."
     )
 
 
@@ -109,7 +109,7 @@ def paper_lines() -> list[str]:
         mean = f"{number(100 * auc(labels, proba))} ({100 * low:.0f} to {100 * high:.0f})"
         rows.append([target, each, mean, published(target), number(alone[target])])
     header = [f"{len(trained)} trainings", "averaged (95 %, DeLong)", "paper", "phenotypes alone"]
-    return lines_of(["[`m2lgdg`](docs/results.md), 884 subjects", *header], rows)
+    return lines_of(["[`m2lgdg`](docs/results.md)", *header], rows)
 
 
 def structure_sentence() -> str:
@@ -117,9 +117,8 @@ def structure_sentence() -> str:
     means = [number(by_site(one).mean()) for one in (LINEAR, LINEAR_BARE, TWO_ATLASES, TWO_BARE)]
     one, two = (added_to_the_default()[row][-1] for row in ("all three", "all three, two atlases"))
     return (
-        f"With [brain structure](docs/structure.md) the default has {means[0]} instead of {means[1]} (p {one}), in two atlases "
-        f"{means[2]} instead of {means[3]} (p {two}; over sites, corrected). The settings of structure and the pair of atlases "
-        "were chosen on 16 of the sites."
+        f"With [brain structure](docs/structure.md), chosen on 16 of the sites, the default has {means[0]} instead of "
+        f"{means[1]} (p {one}), in two atlases {means[2]} instead of {means[3]} (p {two}; both corrected)."
     )
 
 
