@@ -70,8 +70,9 @@ def connectome_settings() -> list[str]:
         "the 16 sites.",
         f"Variant `plus` at 20 sites with equal weights: {number(equal)}; with that of the weights "
         f"{', '.join(f'{one:g}' for one in WEIGHTS)} of the network, in units of the sds of both logits, which has the lowest "
-        f"log loss at the 19 other sites: {number(chosen)}. Fixed shares of the network from 0.2 to 0.8 have "
-        f"{number(min(shares))} to {number(max(shares))}. Equal weights were fixed before the network had its present form.",
+        f"log loss at the 19 other sites: {number(chosen)}. Fixed shares of the network's logit from 0.2 to 0.8, without "
+        f"these units, have {number(min(shares))} to {number(max(shares))}. Equal weights were fixed "
+        "before the network had its present form.",
     )
 
 

@@ -24,7 +24,7 @@ METRICS = ("AUC", "ACC", "SEN", "SPE", "F1")
 TWENTY = "abide-all/linear"  # linear models at all sites of ABIDE I
 NETWORK_AT_TWENTY = "abide-all/m2lgdg-connectome"  # m2lgdg-connectome on the same subjects
 TWENTY_NETWORKS = ("abide-all/networks", "abide-all/mm-gtunets", "abide-all/gpu")  # the paper's, one commit
-FURTHER_SEEDS = {"abide-all/networks": "abide-all/networks-seeds"}  # of the same study and commit
+FURTHER_SEEDS = {"abide-all/networks": ("abide-all/networks-seeds", "abide-all/iib-seeds")}  # of the same commit
 PAPER = "paper/networks"
 LITTLE_MOTION = "abide-all/motion"  # linear models on the paper's subjects at every site
 SMALL = "CMU"  # has five of the paper's subjects
@@ -39,10 +39,7 @@ SLOW = {"m2dc": "paper/m2dc", "ufa-net": "paper/ufa-net"}  # networks with studi
 @cache
 def predictions(study: str) -> pd.DataFrame:
     """The predictions table of a committed study, with its further seeds."""
-    own = read_predictions(RESULTS / study)
-    if study not in FURTHER_SEEDS:
-        return own
-    return pd.concat([own, read_predictions(RESULTS / FURTHER_SEEDS[study])], ignore_index=True)
+    return pd.concat([read_predictions(RESULTS / one) for one in (study, *FURTHER_SEEDS.get(study, ()))], ignore_index=True)
 
 
 @cache

@@ -75,7 +75,7 @@ def site_intercept() -> list[str]:
         drawn = np.array([scores(known, with_intercept(known, size, seed)) for seed in range(DRAWS if size else 1)])
         balanced[size] = 50 * (drawn[..., 0] + drawn[..., 1])  # (draw, site)
         means, spreads = 100 * drawn.mean(axis=(0, 1)), 100 * drawn.std(axis=1, ddof=1).mean(axis=0)
-        over_draws = f" ({balanced[size].mean(axis=1).std():.1f})" if size else ""
+        over_draws = f" ({balanced[size].mean(axis=1).std(ddof=1):.1f})" if size else ""
         rows.append(
             [
                 str(size or "none"),
