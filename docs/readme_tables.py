@@ -117,8 +117,8 @@ def structure_sentence() -> str:
     means = [number(by_site(one).mean()) for one in (LINEAR, LINEAR_BARE, TWO_ATLASES, TWO_BARE)]
     one, two = (added_to_the_default()[row][-1] for row in ("all three", "all three, two atlases"))
     return (
-        f"With [brain structure](docs/structure.md), chosen on 16 of the sites, the default has {means[0]} instead of "
-        f"{means[1]} (p {one}), in two atlases {means[2]} instead of {means[3]} (p {two}; both corrected)."
+        f"With [brain structure](docs/structure.md), its settings chosen on 16 of the sites, the default has {means[0]} "
+        f"instead of {means[1]} (p {one}), in two atlases {means[2]} instead of {means[3]} (p {two}; both corrected)."
     )
 
 

@@ -397,6 +397,7 @@ def test_linear_models_on_other_subjects(areas, predictions):
     lost = re.search(r"like IQ are at 18 sites\. .*? lose ([\d.]+) to ([\d.]+) points", text).groups()
     assert numbers(*lost) == close([-max(changes["iq"].values()), -min(changes["iq"].values())])
     assert numbers(text.split("smallest p is")[1])[0] == pytest.approx(min(p_values["motion"]), abs=0.000501)
+    assert min(p_values["motion"]) > 0.05  # "none of these changes is clear"
     found = re.search(r"Of the (\d+) losses (\d+) have a p over sites below 0\.05, and (\d+) with", text).groups()
     counted = [sum(p < 0.05) for p in (p_values["iq"], holm(p_values["iq"]))]
     assert list(map(int, found)) == [len(p_values["iq"]), *counted]
@@ -592,6 +593,29 @@ def test_trainings_at_twenty_sites(at_twenty):
         mean = table.groupby(["target", "subject"])[["label", "logit"]].mean().groupby("target")
         areas = [auc(part["label"].to_numpy().astype(int), part["logit"].to_numpy()) for _, part in mean]
         assert numbers(averaged) == close([100 * np.mean(areas)])
+
+
+def test_what_is_said_of_the_trainings_at_twenty_sites():
+    """How many have one training, hours of two runs on two cores, and which epochs a network can keep."""
+    counts = [cells[0] for _, *cells in rows_of("networks-at-20-sites") if cells[0]]
+    words, text = {11: "eleven"}, page("docs/results.md")
+    assert f"{words[counts.count('1')]} of the {len(counts)} networks had one training each" in text
+    runs = {"CPU trains": ("networks", "mm-gtunets"), "further trainings": ("networks-seeds", "iib-seeds")}
+    for run, studies in runs.items():
+        seconds = sum(record["seconds"] for study in studies for record in recorded(study))
+        assert numbers(text.split(f"{run} (")[1])[0] == close(seconds / 2 / 3600)
+    fields = {}
+    for study in ("networks", "mm-gtunets", "gpu", "m2lgdg-connectome"):
+        fields |= json.loads((RESULTS / "abide-all" / study / "study.json").read_text())["method"]
+    network = fields.pop("m2lgdg-connectome")
+    assert network["validation_share"] == 0.05 and {one["validation_share"] for one in fields.values()} == {0.15}
+    assert {one["select_after_warmup"] for one in fields.values()} == {True, False} and fields["m2dc"]["select_from"] == 0.5
+    assert {record["learned"]["best_epoch"] for record in recorded("m2lgdg-connectome")} == {network["epochs"]}
+
+
+def recorded(study):
+    """Records of the cells of a study at 20 sites."""
+    return map(json.loads, (RESULTS / "abide-all" / study / "records.jsonl").read_text().splitlines())
 
 
 def test_every_linear_model_of_the_scan_is_above_every_network_at_twenty_sites(at_twenty):
@@ -793,6 +817,13 @@ def test_models_at_twenty_sites(predictions):
         assert middle == close((values - reference).mean()) and low < middle < high
         assert numbers(row[9]) == [(values > reference + 1e-9).sum(), 20]
         assert as_chance(row[10]) == pytest.approx(p, abs=0.000501)
+    text = page("docs/choosing.md")
+    behind = (reference - areas["`tangent-pearson-ridge`"])[FOUR].mean()
+    assert numbers(text.split("with no choice made for it, is")[1])[0] == close(behind)
+    network = areas["`m2lgdg-connectome`"] - reference
+    assert network.drop(FOUR).mean() > 0 and abs(network[FOUR].mean()) < 0.1501  # "equal within 0.1"
+    plus = paired_p(areas["... variant `plus`"], reference)
+    assert plus > 0.05 and numbers(rows["... variant `plus`"][8])[1] > 0  # "clear over subjects, not over sites"
     equal, told = areas["... variant `plus`"].mean(), text_of("connectome-settings")
     assert numbers(told.split("weights:")[1])[0] == close(equal)
     shares = [by_site([share * one + (1 - share) * linear for one in own]).mean() for share in np.linspace(0.2, 0.8, 7)]
@@ -1137,6 +1168,9 @@ def test_ablations(areas, predictions):
                 continue
             assert numbers(nyu, usm) == close([*areas[study, method, name, "NYU"], *areas[study, method, name, "USM"]])
             assert numbers(difference) == close(inside_sites(single.loc[""] - single.loc[name]) if name else [])
+    gain = next(numbers(row[6])[0] for row in rows if row[0].startswith("`scan`"))
+    there = next(-numbers(row[2])[0] for row in rows_of("mdd-ablation") if "with contrastive" in row[0])
+    assert numbers(page("docs/rest-meta-mdd.md").split("`m2lgdg-connectome` gains")[1])[:2] == [there, gain]
 
 
 def test_regions_and_explanations():

@@ -404,7 +404,7 @@ def other_subjects() -> list[str]:
     all_there = [results.by_site((results.TWENTY, own[0], variant))[pairs.index].mean() for variant in ("", own[1])]
     still_p, pairs_p = _p_values(LITTLE_MOTION), _p_values(OTHERS[LIKE_IQ])
     unregressed = _lost(OTHERS[NO_GLOBAL])
-    higher = {method: [-value for value in both] for method, both in unregressed.items() if min(map(abs, both)) > 2}
+    higher = {method: [-value for value in both] for method, both in unregressed.items() if max(both) < -2}
     best = [results.by_site(model) for model in _alone_and_with(OTHERS[NO_GLOBAL], SHOWN[0])]
     beside = [
         (best[i], results.by_site(model))
