@@ -70,7 +70,9 @@ def keys(study, declared, record, code, explaining):
     """Keys that a record can have: on either device, explained or not; the folder does not tell what `auto` was."""
     method, variant = record["method"], record["variant"]
     changes = declared.get(method, {}).get("variants", {}) | dict(swept(study, method))
-    fields = study["method"][method] | (changes[variant] if variant else {})
+    usual = study["method"][method]
+    changed = changes[variant] if variant else {}  # a whole number in the study file can be a field with decimals
+    fields = usual | {key: float(value) if isinstance(usual[key], float) else value for key, value in changed.items()}
     explained = [study.get("explain_steps"), *([study["explain_of"]] if "explain_of" in study else []), explaining]
     tracks = study.get("track", study.get("tracks", []))
     adapted = [["adapted", study["adapt_subjects"]]] if "adapted" in tracks else []
