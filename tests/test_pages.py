@@ -139,7 +139,7 @@ def test_values_of_the_readme():
     places = ("abide-all/{}", "abide-ii/{}", "rest-meta-mdd-connectomes/{}")
     for name, parts, variant in (
         ("connectome-adaptive", ("linear", "linear", "linear"), "phenotypes"),
-        ("m2lgdg-connectome", ("m2lgdg-connectome", "network", "networks"), ""),
+        ("m2lgdg-connectome", ("m2lgdg-connectome-seeds", "network", "networks"), ""),
     ):
         studies = [place.format(part) for place, part in zip(places, parts, strict=True)]
         one, two, three = (areas_of(study, name, variant)["mean"] for study in studies)
@@ -187,11 +187,12 @@ def test_what_the_readme_calls_not_clear():
 def test_the_figure_shows_every_method_of_the_study():
     frame = readme_tables.forest_rows()
     predicted = set(read_predictions(ROOT / "results" / readme_tables.TWENTY)["method"]) - {"prior"}
-    studies = [read_predictions(ROOT / "results" / "abide-all" / name) for name in ("networks", "mm-gtunets", "gpu")]
+    folders = ("networks", "mm-gtunets", "gpu", "brainnet-transformer")
+    studies = [read_predictions(ROOT / "results" / "abide-all" / name) for name in folders]
     networks = set(pd.concat(studies)["method"])
-    others = {"irm", "coral", "group-dro", "brainnet-transformer"}  # on depression alone
-    assert len(networks) == 15 and set(frame["method"]) == predicted | networks | others | {"m2lgdg-connectome"}
-    assert set(frame.loc[frame["order"].isna(), "method"]) == others and set(frame["method"].iloc[-4:]) == others
+    others = {"irm", "coral", "group-dro"}  # on depression alone
+    assert len(networks) == 16 and set(frame["method"]) == predicted | networks | others | {"m2lgdg-connectome"}
+    assert set(frame.loc[frame["order"].isna(), "method"]) == others and set(frame["method"].iloc[-3:]) == others
     assert set(frame.loc[frame["apart"].notna(), "method"]) == set(frame["method"]) - others
     assert not frame.duplicated(["set", "method"]).any() and dict(frame.groupby("set")["sites"].max()) == {
         "ABIDE I": 20,

@@ -48,7 +48,10 @@ STUDIES = {  # cells
     "abide-all/gpu": 320,
     "abide-all/networks-seeds": 240,
     "abide-all/iib-seeds": 80,
-    "abide-all/m2lgdg-connectome": 60,
+    "abide-all/brainnet-transformer": 40,
+    "abide-all/m2lgdg-connectome": 40,
+    "abide-all/m2lgdg-connectome-seeds": 60,
+    "abide-all/m2lgdg-seeds": 120,
     "abide-all/motion": 220,
     "abide-all/unique": 220,
     "abide-all/iq": 198,
@@ -62,6 +65,7 @@ STUDIES = {  # cells
     "rest-meta-mdd-connectomes/networks": 900,
     "rest-meta-mdd-connectomes/genm": 72,
     "rest-meta-mdd-connectomes/more": 432,
+    "sensitivity/m2lgdg": 66,
     "sensitivity/margin": 36,
 }
 RECENT = ("paper/m2dc", "paper/ufa-net", "paper/scan", "sensitivity/margin")
@@ -70,6 +74,13 @@ FOUR = [*TARGETS, "UM_1", "YALE"]  # sites kept out of the searches
 METRICS = ("AUC", "ACC", "SEN", "SPE", "F1")
 LINEAR_AT_20 = ("connectome-adaptive", "tangent-pearson-ridge", "fc-logistic")
 BEST = ("connectome-adaptive", "phenotypes")
+NETWORK = "m2lgdg-connectome"  # ours, which the pages count apart from the other networks
+FORMS = {
+    "m2lgdg": ("M2", ""),
+    "mm-gtunets": ("imaging", "all-phenotypes"),
+    NETWORK: ("scan", ""),
+    "phenotype-logistic": ("none", ""),
+}  # variants by the scan alone and with phenotypes; of the others "" and "phenotypes"
 TABLES = importlib.import_module("tables")  # docs/tables.py
 PLACES = [(page, key) for page in TABLES.pages() for key in TABLES.blocks(page)]
 
@@ -562,7 +573,8 @@ def test_all_models_against_m2lgdg(predictions, areas, published):
 @pytest.fixture(scope="module")
 def at_twenty(predictions):
     """Predictions of a model at 20 sites, all seeds, by (method, variant)."""
-    studies = ("linear", "networks", "networks-seeds", "iib-seeds", "mm-gtunets", "gpu")
+    studies = ("linear", "networks", "networks-seeds", "iib-seeds", "mm-gtunets", "gpu", "m2lgdg-seeds")
+    studies += ("brainnet-transformer", NETWORK)
     together = pd.concat([predictions[f"abide-all/{study}"] for study in studies])
     models = dict(iter(together.groupby(["method", "variant"])))
     assert all(len(table) == 1035 * table["seed"].nunique() for table in models.values())
@@ -586,31 +598,36 @@ def test_trainings_at_twenty_sites(at_twenty):
     rows = {named(cell)[0]: cells for cell, *cells in rows_of("three-trainings")}
     assert rows and set(rows) == three
     for method, (each, sd, changed, averaged) in rows.items():
-        scan, given = (single_trainings(at_twenty[method, variant]).mean(axis=1) for variant in ("", "phenotypes"))
+        forms = FORMS.get(method, ("", "phenotypes"))
+        scan, given = (single_trainings(at_twenty[method, variant]).mean(axis=1) for variant in forms)
         assert numbers(each) == close(list(given)) and numbers(sd) == close([given.std(ddof=1)])
         assert numbers(changed) == close(list(given - scan))
-        table = at_twenty[method, "phenotypes"].assign(logit=lambda one: np.log(one["proba"] / (1 - one["proba"])))
+        table = at_twenty[method, forms[1]].assign(logit=lambda one: np.log(one["proba"] / (1 - one["proba"])))
         mean = table.groupby(["target", "subject"])[["label", "logit"]].mean().groupby("target")
         areas = [auc(part["label"].to_numpy().astype(int), part["logit"].to_numpy()) for _, part in mean]
         assert numbers(averaged) == close([100 * np.mean(areas)])
+        assert numbers(averaged)[0] > given.mean()  # "better than the mean of one"
 
 
 def test_what_is_said_of_the_trainings_at_twenty_sites():
     """How many have one training, hours of two runs on two cores, and which epochs a network can keep."""
-    counts = [cells[0] for _, *cells in rows_of("networks-at-20-sites") if cells[0]]
-    words, text = {11: "eleven"}, page("docs/results.md")
-    assert f"{words[counts.count('1')]} of the {len(counts)} networks had one training each" in text
+    shown = {named(cell)[0]: count for cell, count, *_ in rows_of("networks-at-20-sites") if count}
+    assert shown.pop(NETWORK) == "1"
+    counts, text = list(shown.values()), page("docs/results.md")
+    words = {11: "eleven"}[counts.count("1")]
+    assert f"{words} of the {len(counts)} networks had one training each, and `{NETWORK}` one" in text
     runs = {"CPU trains": ("networks", "mm-gtunets"), "further trainings": ("networks-seeds", "iib-seeds")}
     for run, studies in runs.items():
         seconds = sum(record["seconds"] for study in studies for record in recorded(study))
         assert numbers(text.split(f"{run} (")[1])[0] == close(seconds / 2 / 3600)
     fields = {}
-    for study in ("networks", "mm-gtunets", "gpu", "m2lgdg-connectome"):
+    for study in ("networks", "mm-gtunets", "gpu", "brainnet-transformer", NETWORK):
         fields |= json.loads((RESULTS / "abide-all" / study / "study.json").read_text())["method"]
-    network = fields.pop("m2lgdg-connectome")
+    network = fields.pop(NETWORK)
     assert network["validation_share"] == 0.05 and {one["validation_share"] for one in fields.values()} == {0.15}
     assert {one["select_after_warmup"] for one in fields.values()} == {True, False} and fields["m2dc"]["select_from"] == 0.5
-    assert {record["learned"]["best_epoch"] for record in recorded("m2lgdg-connectome")} == {network["epochs"]}
+    for study in (NETWORK, f"{NETWORK}-seeds"):
+        assert {record["learned"]["best_epoch"] for record in recorded(study)} == {network["epochs"]}
 
 
 def recorded(study):
@@ -624,8 +641,9 @@ def test_every_linear_model_of_the_scan_is_above_every_network_at_twenty_sites(a
     linear = json.loads((RESULTS / "abide-all/linear/study.json").read_text())["methods"]
     scan = [single_trainings(means[method]).mean().mean() for method in linear if method in means]
     averaged = [numbers(row[-1])[0] for row in rows_of("three-trainings")]
-    shown = [numbers(row[3])[0] for row in rows_of("networks-at-20-sites") if named(row[0])[0] not in linear]
-    assert len(scan) == 9 and len(shown) == 15 and min(scan) > max(*averaged, *shown)
+    others = (*linear, NETWORK)
+    shown = [numbers(row[3])[0] for row in rows_of("networks-at-20-sites") if named(row[0])[0] not in others]
+    assert len(scan) == 9 and len(shown) == 16 and min(scan) > max(*averaged, *shown)
 
 
 def test_networks_at_twenty_sites(at_twenty):
@@ -637,13 +655,12 @@ def test_networks_at_twenty_sites(at_twenty):
         own = at_twenty[method, variant].groupby(["target", "subject"])[["label", "proba"]].mean()
         return np.log(own["proba"] / (1 - own["proba"])), own["label"]
 
-    forms = {"m2lgdg": ("M2", ""), "mm-gtunets": ("imaging", "all-phenotypes"), "phenotype-logistic": ("none", "")}
-    linear = (*LINEAR_AT_20, "phenotype-logistic")
+    peers = (*LINEAR_AT_20, "phenotype-logistic", NETWORK)
     rows = rows_of("networks-at-20-sites")
     order, gains, p_values, texts, shown = [], {}, [], [], []
     for cell, _, *cells in rows:
         method, _ = named(cell)
-        both = [at(method, variant) for variant in forms.get(method, ("", "phenotypes"))]
+        both = [at(method, variant) for variant in FORMS.get(method, ("", "phenotypes"))]
         for text, own in zip(cells, both, strict=False):
             values = [] if own is None else [own.mean(), 2.0930 * own.std(ddof=1) / 20**0.5]  # Student's t, 19 degrees
             assert numbers(text) == close(values)
@@ -651,24 +668,24 @@ def test_networks_at_twenty_sites(at_twenty):
         own = both[given]
         assert numbers(cells[2]) == close([own[FOUR].mean()])
         order.append((not given, -own.mean()))
-        if method not in linear:
-            shown.append((method, forms.get(method, ("", "phenotypes"))[given]))
+        if method not in peers:
+            shown.append((method, FORMS.get(method, ("", "phenotypes"))[given]))
             gains |= {method: own.mean() - both[0].mean()} if given else {}
         if method != "connectome-adaptive":
             best = at(BEST[0], BEST[1] if given else "")
             difference, low, high = numbers(cells[3].replace("to ", ""))
             assert difference == close((best - own).mean()) and low < difference < high
-            if method in LINEAR_AT_20:  # docs/choosing.md has their p
+            if method in (*LINEAR_AT_20, NETWORK):  # docs/choosing.md has their p
                 assert not cells[4]
             else:
                 p_values.append(paired_p(best, own))
                 texts.append(cells[4])
-    assert order == sorted(order) and len(gains) == 15 and len(rows) == 19
+    assert order == sorted(order) and len(gains) == 16 and len(rows) == 21
     for text, p in zip(texts, holm(np.array(p_values)), strict=True):
         assert as_chance(text) == pytest.approx(p, abs=0.000501)
     text, areas_of = text_of("networks-at-20-sites"), {method: at(*model) for method, *model in ((m, m, v) for m, v in shown)}
     below = [method for method in gains if areas_of[method].mean() < at("fc-logistic", "phenotypes").mean()]
-    assert f"{len(below)} of 15 networks" in text
+    assert f"{len(below)} of 16 networks" in text
     peer = at("fc-logistic", "phenotypes")
     behind = [(peer - areas_of[method]).mean() for method in gains]
     least, most, p = numbers(
@@ -706,12 +723,20 @@ def test_parts_of_m2lgdg_at_twenty_sites(at_twenty):
     told = re.search(r"minus M1: (.*?)\. The whole minus `phenotype-logistic`: (.*?)\. M1 minus .*?: (.*?)\. The p", text)
     pairs = [(whole, alone), (whole, simple), (alone, simple)]
     adjusted = holm(np.array([paired_p(*pair) for pair in pairs]))
-    assert min(adjusted) > 0.05  # "does not differ clearly"
+    assert min(adjusted) > 0.05  # "not over sites"
     for words, (one, two), expected in zip(told.groups(), pairs, adjusted, strict=True):
         middle, low, high, p = numbers(words.replace("to ", ""))
         assert middle == close((one - two).mean()) and low < middle < high
         assert p == pytest.approx(expected, abs=0.000501)
-    assert numbers(text.split("(M1):")[1])[0] == close(alone.mean())
+    each = [single_trainings(at_twenty["m2lgdg", variant]) for variant in ("", "M1", "M2")]
+    told = re.search(r"the whole (.*?); phenotypes alone \(M1\) (.*?); the scan alone \(M2\) (.*?)\.( |$)", text)
+    assert [numbers(words) for words in told.groups()[:3]] == [close(list(one.mean(axis=1))) for one in each]
+    assert (each[0].mean(axis=1) < each[1].mean(axis=1)).all()  # "each training is below its own phenotype network"
+    half = 2.0930 * each[2].std(axis=1, ddof=1) / 20**0.5
+    assert ((each[2].mean(axis=1) - 50).abs() < half).all()  # "at chance in each of three trainings"
+    assert numbers(re.search(r"minus M1: (.*?), p", text)[1].replace("to ", ""))[2] < 0  # "clear over subjects"
+    scan, given = (single_trainings(at_twenty[NETWORK, variant]).mean().mean() for variant in ("scan", ""))
+    assert scan - 50 > 0.9 * (given - 50)  # "keeps most of its AUC by the scan alone"
     assert numbers(text.split("with that of `phenotype-logistic` at")[1])[0] == pytest.approx(
         np.corrcoef(whole, simple)[0, 1], abs=0.00501
     )
@@ -787,6 +812,42 @@ def test_margins_and_the_scan_alone(areas, records):
         assert numbers(kept.replace(",", "")) == close([100 * kept_epoch(learned[target, 0])["val_auc"] for target in TARGETS])
 
 
+def test_sweeps(predictions):
+    """The table of five fields, and what is said below it: of `length`, and of decisions with a low temperature."""
+    own = predictions["sensitivity/m2lgdg"]
+    each = {name: single_trainings(table).loc[0, list(TARGETS)].mean() for name, table in own.groupby("variant")}
+    swept = read_study(ROOT / "studies" / "abide-sensitivity.toml").sweep["m2lgdg"]
+    default, changed = make("m2lgdg").fields(), {}
+    rows = rows_of("sweeps")
+    assert [row[0].strip("`") for row in rows] == list(swept)
+    for (_, values, usual, low, high), (field, tried) in zip(rows, swept.items(), strict=True):
+        assert numbers(values.replace(",", "")) == list(tried) and float(usual) == default[field]
+        assert each[f"{field}={default[field]:g}"] == each[""]
+        others = {value: each[f"{field}={value}"] for value in tried if value != default[field]}
+        for text, (value, area) in zip((low, high), _ends(others), strict=True):
+            assert numbers(text)[0] == close(area) and numbers(text)[1] == value
+        changed |= {(field, value): area for value, area in others.items()}
+    text, trained = text_of("sweeps"), pd.concat([predictions[f"abide-all/{part}"] for part in ("gpu", "m2lgdg-seeds")])
+    trained = single_trainings(trained.query("method == 'm2lgdg' and variant == '' and target in @TARGETS")).mean(axis=1)
+    found = numbers(text.split("The default has")[1].replace(",", ""))
+    assert found[:4] == close([each[""], *trained]) and numbers(text.split("sd")[1])[0] == close(trained.std(ddof=1))
+    values = list(changed.values())
+    told = numbers(text.split("- The")[2].replace("to ", ""))
+    assert told == close([27, min(values), max(values), np.std(values, ddof=1)])
+    assert np.std(values, ddof=1) < 1.1 * trained.std(ddof=1)  # "as much as its own trainings differ from each other"
+    behind = {field: [each[""] - area for (one, _), area in changed.items() if one == field] for field in swept}
+    assert [field for field, values in behind.items() if min(values) > 0] == ["length"]
+    assert [round(min(behind["length"])), round(max(behind["length"]))] == [2, 4]
+    cold = own.query("variant == 'temperature=0.01'")
+    assert (cold.query("target == 'USM'")["proba"] < 0.5).all() and each["temperature=0.01"] > each[""]
+    assert page("docs/m2lgdg.md").count("198 cells, of which 168 are trained") == 1
+
+
+def _ends(areas):
+    """The values with the lowest and the highest mean AUC, and these."""
+    return sorted(areas.items(), key=lambda one: one[1])[:: len(areas) - 1]
+
+
 def test_models_at_twenty_sites(predictions):
     def trained(study, method, variant):
         """(target, subject) logits of each training, and the labels."""
@@ -801,7 +862,7 @@ def test_models_at_twenty_sites(predictions):
         return pd.Series(np.mean(each, axis=0), sites)
 
     sites = label.index.unique("target")
-    own, _ = trained("abide-all/m2lgdg-connectome", "m2lgdg-connectome", "")
+    own, _ = trained("abide-all/m2lgdg-connectome-seeds", NETWORK, "")
     expected = {"`m2lgdg-connectome`": own, "... variant `plus`": [one + linear for one in own]}
     for method in ("fc-logistic", "fc-svm", "tangent-pearson-ridge", "connectome-ensemble", "fc-adaptive"):
         expected[f"`{method}`"], _ = trained("abide-all/linear", method, "phenotypes")
@@ -930,7 +991,7 @@ def test_three_data_sets(predictions):
         studies = "abide-all/linear", f"abide-ii/{part}", "rest-meta-mdd-connectomes/linear"
         found[f"`{method}`"] = [decisions(study, method, "phenotypes") for study in studies]
     name = "m2lgdg-connectome"
-    studies = "abide-all/m2lgdg-connectome", "abide-ii/network", "rest-meta-mdd-connectomes/networks"
+    studies = "abide-all/m2lgdg-connectome-seeds", "abide-ii/network", "rest-meta-mdd-connectomes/networks"
     network = [decisions(study, name, "") for study in studies]
     found[f"`{name}`"] = network
     linear = found["`connectome-adaptive`"]

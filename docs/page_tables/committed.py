@@ -23,8 +23,13 @@ FOUR = [*TARGETS, "UM_1", "YALE"]  # sites of ABIDE I kept out of the searches
 METRICS = ("AUC", "ACC", "SEN", "SPE", "F1")
 TWENTY = "abide-all/linear"  # linear models at all sites of ABIDE I
 NETWORK_AT_TWENTY = "abide-all/m2lgdg-connectome-seeds"  # three trainings of m2lgdg-connectome on the same subjects
-TWENTY_NETWORKS = ("abide-all/networks", "abide-all/mm-gtunets", "abide-all/gpu")  # the paper's, one commit
-FURTHER_SEEDS = {"abide-all/networks": ("abide-all/networks-seeds", "abide-all/iib-seeds")}  # of the same commit
+# The paper's networks, erm and brainnet-transformer, and the first training of m2lgdg-connectome: one commit.
+TWENTY_NETWORKS = ("abide-all/networks", "abide-all/mm-gtunets", "abide-all/gpu", "abide-all/brainnet-transformer")
+CONNECTOME_OF_THEM = "abide-all/m2lgdg-connectome"  # also by the scan alone
+FURTHER_SEEDS = {  # of the same commit
+    "abide-all/networks": ("abide-all/networks-seeds", "abide-all/iib-seeds"),
+    "abide-all/gpu": ("abide-all/m2lgdg-seeds",),
+}
 PAPER = "paper/networks"
 LITTLE_MOTION = "abide-all/motion"  # linear models on the paper's subjects at every site
 SMALL = "CMU"  # has five of the paper's subjects

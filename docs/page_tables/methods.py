@@ -1,5 +1,7 @@
 """Tables of docs/m2lgdg.md, methods.md, speed.md and explain.md: single methods and what their trainings did."""
 
+import json
+
 import numpy as np
 import pandas as pd
 
@@ -13,6 +15,7 @@ from page_tables.committed import (
     SLOW,
     TARGETS,
     as_in_paper,
+    by_seed,
     changes,
     of_paper,
     published,
@@ -129,6 +132,35 @@ def margins() -> list[str]:
         areas = [spread(scores_at((study, "m2lgdg", variant), target)) for target in TARGETS]
         rows.append([f"{margin}", f"{sum(acted)} of {total}", *areas, row])
     return table(["margin", "epochs with a loss above 0", *TARGETS, "minus the default, 1.0"], rows)
+
+
+@block("sweeps")
+def sweeps() -> list[str]:
+    """Lowest and highest mean AUC of NYU and USM over the values of each swept field, beside trainings of the default."""
+    study = "sensitivity/m2lgdg"
+    about = json.loads((RESULTS / study / "study.json").read_text())
+
+    def mean(variant: str) -> float:
+        return float(np.mean([scores_at((study, "m2lgdg", variant), target)[0] for target in TARGETS]))
+
+    rows, changed, default = [], [], about["method"]["m2lgdg"]
+    for field, values in about["sweep"]["m2lgdg"].items():
+        others = {value: mean(f"{field}={value}") for value in values if value != default[field]}
+        changed += others.values()
+        ends = [f"{number(others[value])} ({value})" for value in (min(others, key=others.get), max(others, key=others.get))]
+        rows.append([f"`{field}`", ", ".join(map(str, values)), f"{default[field]:g}", *ends])
+    usual, trained = mean(""), by_seed(("abide-all/gpu", "m2lgdg", ""))[list(TARGETS)].mean(axis=1)
+    return [
+        *table(["field", "values", "default", "lowest of the others", "highest"], rows),
+        "",
+        *bullets(
+            f"The default has {number(usual)} in this training and "
+            f"{', '.join(map(number, trained))} in those of three seeds at the same sites "
+            f"([20 sites](results.md#networks-at-20-sites)): sd {number(trained.std(ddof=1))}.",
+            f"The {len(changed)} changed values have {number(min(changed))} to {number(max(changed))}: sd "
+            f"{number(np.std(changed, ddof=1))}.",
+        ),
+    ]
 
 
 @block("scan-alone")

@@ -9,6 +9,7 @@ from m2lgdg.metrics import auc, logit, sigmoid
 from m2lgdg.study.stats import holm
 from page_tables import committed as results
 from page_tables.committed import (
+    CONNECTOME_OF_THEM,
     FOUR,
     LINEAR,
     LITTLE_MOTION,
@@ -33,7 +34,11 @@ OWN: Model = (PAPER, "m2lgdg", "")
 CONNECTOME: Model = ("paper/connectome", "m2lgdg-connectome", "")
 BEST: Model = (TWENTY, "connectome-adaptive", "phenotypes")
 ADDED = (0.1, 0.3, 0.5, 1)  # weights beside the default's logits
-FORMS = {"m2lgdg": ("M2", ""), "mm-gtunets": ("imaging", "all-phenotypes")}  # with the scan alone, with all phenotypes
+FORMS = {  # with the scan alone, with all phenotypes
+    "m2lgdg": ("M2", ""),
+    "mm-gtunets": ("imaging", "all-phenotypes"),
+    "m2lgdg-connectome": ("scan", ""),
+}
 ABLATIONS = {
     "": "the whole method (C4)",
     "M1": "M1, phenotypes alone",
@@ -211,10 +216,11 @@ def at_twenty(study: str, method: str) -> tuple[Model | None, Model | None]:
 
 
 def at_twenty_sites() -> dict[str, tuple[Model | None, Model | None]]:
-    """Linear models, then networks at all 20 sites, each by the scan alone and with phenotypes."""
-    linear = dict.fromkeys(("connectome-adaptive", "tangent-pearson-ridge", "fc-logistic", "phenotype-logistic"), TWENTY)
+    """Linear models and m2lgdg-connectome, then the other networks at all 20 sites, by the scan alone and with phenotypes."""
+    peers = dict.fromkeys(("connectome-adaptive", "tangent-pearson-ridge", "fc-logistic", "phenotype-logistic"), TWENTY)
+    peers["m2lgdg-connectome"] = CONNECTOME_OF_THEM
     trained = {method: study for study in TWENTY_NETWORKS for _, method, _ in results.complete(study)}
-    return {method: at_twenty(study, method) for method, study in (linear | trained).items()}
+    return {method: at_twenty(study, method) for method, study in (peers | trained).items()}
 
 
 @block("networks-at-20-sites")
@@ -231,11 +237,11 @@ def networks_at_twenty_sites() -> list[str]:
         for method in order
         if method != BEST[1]
     }
-    asked = [method for method in tests if method not in LINEAR]  # docs/choosing.md corrects the p of linear models
+    asked = [method for method in tests if method in trained or method == "phenotype-logistic"]  # docs/choosing.md: the others
     adjusted = dict(zip(asked, holm([tests[method]["p"] for method in asked]), strict=True))
     rows = []
     for method in order:
-        cells = [str(len(results.trainings(whole[method]))) if method in trained else ""]
+        cells = [str(len(results.trainings(whole[method]))) if models[method][1][0] != TWENTY else ""]
         cells += ["-" if one is None else spread(results.macro(one[0]).loc[one[1:]]) for one in models[method]]
         four, test = number(results.by_site(whole[method])[FOUR].mean()), tests.get(method)
         compared = "" if test is None else interval(test["difference"], *test["interval"])
@@ -291,8 +297,10 @@ def own_parts(study: str) -> list[str]:
     ]
     alike = results.by_site(own).corr(results.by_site(simple))
     less = results.by_site(("abide-all/mm-gtunets", "mm-gtunets", "")).mean()
+    each = [", ".join(map(number, results.by_seed((study, "m2lgdg", part)).mean(axis=1))) for part in ("", "M1", "M2")]
     return [
-        f"`m2lgdg` by phenotypes alone (M1): {number(results.by_site(alone).mean())}. The whole minus M1: {told[0]}. The whole "
+        f"Three trainings of `m2lgdg`: the whole {each[0]}; phenotypes alone (M1) {each[1]}; the scan alone (M2) {each[2]}.",
+        f"The whole minus M1: {told[0]}. The whole "
         f"minus `phenotype-logistic`: {told[1]}. M1 minus `phenotype-logistic`: {told[2]}. The p over sites have Holm's "
         f"correction over these three. Over sites the AUC of the whole correlates with that of `phenotype-logistic` at "
         f"{number(alike, 2)}.",
