@@ -143,22 +143,27 @@ def sweeps() -> list[str]:
     def mean(variant: str) -> float:
         return float(np.mean([scores_at((study, "m2lgdg", variant), target)[0] for target in TARGETS]))
 
-    rows, changed, default = [], [], about["method"]["m2lgdg"]
+    rows, changed, default = [], {}, about["method"]["m2lgdg"]
     for field, values in about["sweep"]["m2lgdg"].items():
         others = {value: mean(f"{field}={value}") for value in values if value != default[field]}
-        changed += others.values()
+        changed[field] = np.array(list(others.values()))
         ends = [f"{number(others[value])} ({value})" for value in (min(others, key=others.get), max(others, key=others.get))]
         rows.append([f"`{field}`", ", ".join(map(str, values)), f"{default[field]:g}", *ends])
-    usual, trained = mean(""), by_seed(("abide-all/gpu", "m2lgdg", ""))[list(TARGETS)].mean(axis=1)
+    usual, (same, *seeds) = mean(""), by_seed(("abide-all/gpu", "m2lgdg", ""))[list(TARGETS)].mean(axis=1)
+    length, mean_seed = changed.pop("length"), np.mean([same, *seeds])
+    apart = np.concatenate(list(changed.values())) - usual
     return [
-        *table(["field", "values", "default", "lowest of the others", "highest"], rows),
+        *table(["field", "values", "default", "lowest of the other values", "highest of the other values"], rows),
         "",
         *bullets(
-            f"The default has {number(usual)} in this training and "
-            f"{', '.join(map(number, trained))} in those of three seeds at the same sites "
-            f"([20 sites](results.md#networks-at-20-sites)): sd {number(trained.std(ddof=1))}.",
-            f"The {len(changed)} changed values have {number(min(changed))} to {number(max(changed))}: sd "
-            f"{number(np.std(changed, ddof=1))}.",
+            f"The default has {number(usual)} here. The three seeds of the [study at 20 sites]"
+            f"(results.md#networks-at-20-sites) have {number(same)} (the same seed), {' and '.join(map(number, seeds))}.",
+            f"The {len(apart)} other values of the first four fields differ from it by "
+            f"{number(np.sqrt((apart**2).mean()))} (root mean square): {(apart > 0).sum()} are higher, {(apart < 0).sum()} "
+            "lower.",
+            f"The other values of `length` are {number(min(usual - length))} to "
+            f"{number(max(usual - length))} below the default of the same seed, and {number(min(mean_seed - length))} to "
+            f"{number(max(mean_seed - length))} below the mean of its three seeds.",
         ),
     ]
 

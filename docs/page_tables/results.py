@@ -255,6 +255,9 @@ def networks_at_twenty_sites() -> list[str]:
     against = {method: paired_trainings((models["fc-logistic"][1],), (whole[method],)) for method in given}
     behind = [test["difference"] for test in against.values()]
     unlikely = max(holm([test["p"] for test in against.values()]))
+    bare = {method: paired_trainings((models["fc-logistic"][0],), (models[method][0],)) for method in given}
+    nearest = min(bare, key=lambda method: bare[method]["difference"])
+    unclear = [p for p in holm([test["p"] for test in bare.values()]) if p > 0.05]
     return [
         *table(header, rows),
         "",
@@ -262,9 +265,12 @@ def networks_at_twenty_sites() -> list[str]:
             f"With phenotypes, {len(below)} of {len(given)} networks are below `fc-logistic`, by {number(min(behind))} to "
             f"{number(max(behind))} points (largest p over sites {chance(unlikely)}, with Holm's correction over the "
             f"{len(given)}).",
-            f"Phenotypes change them by {number(gains[least])} ({name(least)}) to {number(gains[most])} ({name(most)}), and "
-            f"`m2lgdg` by {number(gains['m2lgdg'])}.",
-            *own_parts(trained["m2lgdg"]),
+            f"By the scan alone {sum(test['difference'] > 0 for test in bare.values())} of {len(given)} are below it, by "
+            f"{number(bare[nearest]['difference'])} ({name(nearest)}) or more. For {len(unclear)} of them this is not clear "
+            f"over sites (p {chance(min(unclear))} to {chance(max(unclear))}, with Holm's correction over the {len(given)}).",
+            f"With phenotypes the mean AUC of {len(given) - 1} of them changes by {number(gains[least])} ({name(least)}) to "
+            f"{number(gains[most])} ({name(most)}), and that of `m2lgdg` by {number(gains['m2lgdg'])}.",
+            other_rules(trained["m2dc"]),
             added_to_the_default([whole[method] for method in trained], (trained["m2lgdg"], "m2lgdg", "M1")),
             *one_new_site(),
         ),
@@ -274,40 +280,72 @@ def networks_at_twenty_sites() -> list[str]:
 @block("three-trainings")
 def three_trainings() -> list[str]:
     """Networks with three trainings: how far these lie apart, what phenotypes change in each, and the mean of their logits."""
-    rows = []
+    rows, ranges, gains, within = [], {}, {}, []
     for alone, given in at_twenty_sites().values():
         if alone is None or given is None or len(results.trainings(given)) == 1:
             continue
         scan, whole = (results.by_seed(model).mean(axis=1) for model in (alone, given))
-        changed = ", ".join(number(one) for one in whole - scan)
-        rows.append([name(given[1]), ", ".join(map(number, whole)), number(whole.std(ddof=1)), changed])
-        rows[-1].append(number(results.averaged_trainings(given).mean()))
-    return table(["network", "each training", "sd", "change by phenotypes in each", "mean logit of the three"], rows)
+        averaged, method = results.averaged_trainings(given).mean(), given[1]
+        ranges[method], gains[method] = np.ptp(whole), averaged - whole.mean()
+        if method != "m2lgdg":
+            within += list((whole - scan).abs() <= ranges[method])
+        rows.append([name(method), ", ".join(map(number, whole)), number(whole.std(ddof=1))])
+        rows[-1] += [", ".join(map(number, whole - scan)), number(averaged)]
+    wide, (least, most) = max(ranges, key=ranges.get), (pick(gains, key=gains.get) for pick in (min, max))
+    return [
+        *table(["network", "each training", "sd", "change by phenotypes in each", "mean logit of the three"], rows),
+        "",
+        *bullets(
+            f"Three trainings of one network differ by up to {number(ranges[wide])} points ({name(wide)}).",
+            f"Except in `m2lgdg`, {sum(within)} of {len(within)} changes by phenotypes are no larger than the range of the "
+            "network's three trainings.",
+            f"The mean logit of three trainings has a higher AUC than these have on average, by {number(gains[least])} "
+            f"({name(least)}) to {number(gains[most])} ({name(most)}).",
+        ),
+    ]
 
 
-def own_parts(study: str) -> list[str]:
-    """What M²LG-DG has of the phenotypes alone, the form of mm-gtunets with sex and age, and m2dc with its last epoch."""
-    own: Model = (study, "m2lgdg", "")
-    alone: Model = (study, "m2lgdg", "M1")
+def other_rules(study: str) -> str:
+    """The form of mm-gtunets with sex and age, and m2dc with its last epoch."""
+    less = results.by_site(("abide-all/mm-gtunets", "mm-gtunets", "")).mean()
+    return (
+        f"`mm-gtunets` has all five phenotypes here; with sex and age alone, as published, {number(less)}. `m2dc` keeps the "
+        "best epoch of the second half of its training, a rule [chosen at 16 sites](methods.md#settings). With the last epoch, "
+        f"as in its release, it has {number(results.by_site((study, 'm2dc', 'last-epoch')).mean())} by the scan alone."
+    )
+
+
+@block("m2lgdg-at-20-sites")
+def own_parts() -> list[str]:
+    """M²LG-DG, its phenotypes alone and its scan alone: each training, how alike they rank, and tests of the differences."""
+    own, alone, scan = ((TWENTY_NETWORKS[2], "m2lgdg", part) for part in ("", "M1", "M2"))
     simple: Model = (TWENTY, "phenotype-logistic", "")
+    rows = []
+    for model in (own, alone, scan):
+        each = results.by_seed(model).mean(axis=1)
+        row = [ABLATIONS[model[2]].replace(" (C4)", ""), ", ".join(map(number, each)), number(each.mean())]
+        rows.append([*row, number(ranked_alike(model), 2), number(results.by_site(model).corr(results.by_site(simple)), 2)])
     tests = [paired_trainings((one,), (other,)) for one, other in ((own, alone), (own, simple), (alone, simple))]
     adjusted = holm([test["p"] for test in tests])
     told = [
         f"{interval(test['difference'], *test['interval'])}, p {chance(p)}" for test, p in zip(tests, adjusted, strict=True)
     ]
-    alike = results.by_site(own).corr(results.by_site(simple))
-    less = results.by_site(("abide-all/mm-gtunets", "mm-gtunets", "")).mean()
-    each = [", ".join(map(number, results.by_seed((study, "m2lgdg", part)).mean(axis=1))) for part in ("", "M1", "M2")]
+    header = ["`m2lgdg`", "each training", "mean", "trainings rank alike", "AUC goes with that of phenotypes"]
     return [
-        f"Three trainings of `m2lgdg`: the whole {each[0]}; phenotypes alone (M1) {each[1]}; the scan alone (M2) {each[2]}.",
-        f"The whole minus M1: {told[0]}. The whole "
-        f"minus `phenotype-logistic`: {told[1]}. M1 minus `phenotype-logistic`: {told[2]}. The p over sites have Holm's "
-        f"correction over these three. Over sites the AUC of the whole correlates with that of `phenotype-logistic` at "
-        f"{number(alike, 2)}.",
-        f"`mm-gtunets` has all five phenotypes here; with sex and age alone, as published, {number(less)}. `m2dc` keeps the "
-        "best epoch of the second half of its training, a rule [chosen at 16 sites](methods.md#settings). With the last epoch, "
-        f"as in its release, it has {number(results.by_site((study, 'm2dc', 'last-epoch')).mean())} by the scan alone.",
+        *table(header, rows),
+        "",
+        *bullets(
+            f"The whole minus M1: {told[0]}. The whole minus `phenotype-logistic`: {told[1]}. M1 minus `phenotype-logistic`: "
+            f"{told[2]}. The p over sites have Holm's correction over these three."
+        ),
     ]
+
+
+def ranked_alike(model: Model) -> float:
+    """Spearman's correlation of two trainings over the subjects of a site, mean over pairs of trainings and sites."""
+    decided = pd.DataFrame([one["proba"] for one in results.trainings(model)]).T
+    each = [part.corr("spearman").to_numpy()[np.triu_indices(decided.shape[1], 1)] for _, part in decided.groupby("target")]
+    return float(np.mean(each))
 
 
 def added_to_the_default(networks: list[Model], phenotypes: Model) -> str:
@@ -324,9 +362,10 @@ def added_to_the_default(networks: list[Model], phenotypes: Model) -> str:
     gains = {model: best(model) - usual for model in networks}
     most = max(gains, key=gains.get)
     return (
-        f"Logits added to those of `connectome-adaptive` with the best of the weights {', '.join(map(str, ADDED[:-1]))} and "
-        f"{ADDED[-1]}: at most {number(gains[most])} by one of these {len(networks)} networks ({name(most[1])}), and "
-        f"{number(best(phenotypes) - usual)} by M1."
+        "The logit of one more model, both with phenotypes, added to that of `connectome-adaptive` with the best of the "
+        f"weights {', '.join(map(str, ADDED[:-1]))} and {ADDED[-1]}: at most {number(gains[most])} points by one of these "
+        f"{len(networks)} networks ({name(most[1])}), and {number(best(phenotypes) - usual)} by M1. Probabilities of three "
+        "trainings are averaged before."
     )
 
 
@@ -337,8 +376,8 @@ def one_new_site() -> list[str]:
     return [
         f"{name(*BEST[1:])}: lowest {number(areas.min())} ({areas.idxmin()}), highest {number(areas.max())} "
         f"({areas.idxmax()}); 95 % prediction interval of the AUC measured at one "
-        f"new site, the error of its own sample included, {number(areas.mean() - wide)} to "
-        f"{number(areas.mean() + wide)}.",
+        f"new site, the error of its own sample included (t times sd times √(1 + 1/{len(areas)})), "
+        f"{number(areas.mean() - wide)} to {number(areas.mean() + wide)}.",
     ]
 
 
