@@ -27,7 +27,7 @@ NETWORK_AT_TWENTY = "abide-all/m2lgdg-connectome-seeds"  # three trainings of m2
 TWENTY_NETWORKS = ("abide-all/networks", "abide-all/mm-gtunets", "abide-all/gpu", "abide-all/brainnet-transformer")
 CONNECTOME_OF_THEM = "abide-all/m2lgdg-connectome"  # also by the scan alone
 FURTHER_SEEDS = {  # of the same commit
-    "abide-all/networks": ("abide-all/networks-seeds", "abide-all/iib-seeds"),
+    "abide-all/networks": ("abide-all/networks-seeds", "abide-all/iib-seeds", "abide-all/cdann-seeds"),
     "abide-all/gpu": ("abide-all/m2lgdg-seeds",),
 }
 PAPER = "paper/networks"
