@@ -242,6 +242,20 @@ def test_the_recorded_fields_are_those_of_the_study_file(name):
     assert {key: fields[key] for key in trained} == trained
 
 
+@pytest.mark.parametrize("name", [name for name in STUDIES if name.startswith(("abide-all/", "sensitivity/"))])
+def test_a_part_of_a_study_was_trained_as_its_file_says(name):
+    """Folders with some methods or seeds of a study: their fields, variants and sweeps are those that `studies/` repeats."""
+    recorded = json.loads((RESULTS / name / "study.json").read_text())
+    study = read_study(ROOT / "studies" / f"{recorded['name']}.toml")
+    assert set(recorded["methods"]) <= set(study.methods)
+    assert not study.targets or recorded["targets"] == study.targets
+    for method, trained in recorded["method"].items():
+        fields = make(method, **study.method.get(method, {})).fields()
+        assert json.loads(json.dumps(fields)) == trained, method
+        for key in ("variants", "sweep"):
+            assert dict(recorded[key]).get(method) == dict(getattr(study, key)).get(method), (method, key)
+
+
 # The blocks of the pages
 
 

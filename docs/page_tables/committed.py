@@ -26,6 +26,7 @@ NETWORK_AT_TWENTY = "abide-all/m2lgdg-connectome-seeds"  # three trainings of m2
 # The paper's networks, erm and brainnet-transformer, and the first training of m2lgdg-connectome: one commit.
 TWENTY_NETWORKS = ("abide-all/networks", "abide-all/mm-gtunets", "abide-all/gpu", "abide-all/brainnet-transformer")
 CONNECTOME_OF_THEM = "abide-all/m2lgdg-connectome"  # also by the scan alone
+OWN_AT_TWENTY: Model = ("abide-all/gpu", "m2lgdg", "")
 FURTHER_SEEDS = {  # of the same commit
     "abide-all/networks": ("abide-all/networks-seeds", "abide-all/iib-seeds", "abide-all/cdann-seeds"),
     "abide-all/gpu": ("abide-all/m2lgdg-seeds",),

@@ -10,6 +10,7 @@ from m2lgdg.study.stats import half_interval
 from m2lgdg.study.term_summary import pooled
 from page_tables.committed import (
     METRICS,
+    OWN_AT_TWENTY,
     PAPER,
     RESULTS,
     SLOW,
@@ -149,7 +150,7 @@ def sweeps() -> list[str]:
         changed[field] = np.array(list(others.values()))
         ends = [f"{number(others[value])} ({value})" for value in (min(others, key=others.get), max(others, key=others.get))]
         rows.append([f"`{field}`", ", ".join(map(str, values)), f"{default[field]:g}", *ends])
-    usual, (same, *seeds) = mean(""), by_seed(("abide-all/gpu", "m2lgdg", ""))[list(TARGETS)].mean(axis=1)
+    usual, (same, *seeds) = mean(""), by_seed(OWN_AT_TWENTY)[list(TARGETS)].mean(axis=1)
     length, mean_seed = changed.pop("length"), np.mean([same, *seeds])
     apart = np.concatenate(list(changed.values())) - usual
     return [
