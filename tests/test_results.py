@@ -772,6 +772,9 @@ def test_parts_of_m2lgdg_at_twenty_sites(at_twenty):
         assert np.mean(pairs) > 0.5  # "its trainings rank the subjects of a site alike"
     half = 2.0930 * each[2].std(axis=1, ddof=1) / 20**0.5
     assert ((each[2].mean(axis=1) - 50).abs() < half).all()  # "each training is at chance"
+    for variant in ("", "phenotypes"):  # "`ufa-net` is at chance without and with phenotypes"
+        memorised = single_trainings(at_twenty["ufa-net", variant]).mean()
+        assert abs(memorised.mean() - 50) < 2.0930 * memorised.std(ddof=1) / 20**0.5
 
 
 def test_what_is_said_of_m2lgdg_and_its_encoders_at_twenty_sites(at_twenty, predictions):
@@ -791,7 +794,9 @@ def test_what_is_said_of_m2lgdg_and_its_encoders_at_twenty_sites(at_twenty, pred
     assert numbers(*found.groups()) == close([scan, linear])
     alone = single_trainings(at_twenty[NETWORK, "scan"]).mean(), single_trainings(at_twenty["connectome-adaptive", ""]).mean()
     assert paired_p(*alone) > 0.05  # "does not differ clearly"
-    found = re.search(r"one training of theirs has\s([\d.]+), too, and\s([\d.]+) by the scan alone", page("docs/choosing.md"))
+    found = re.search(
+        r"One training by their commit has\s([\d.]+) as\s+well, and ([\d.]+) by the scan alone", page("docs/choosing.md")
+    )
     assert numbers(*found.groups()) == close([given, scan])
     earlier = predictions[f"abide-all/{NETWORK}-seeds"].query("seed == 0")
     found = re.search(r"mean AUC ([\d.]+), and ([\d.]+) in", (RESULTS / "README.md").read_text())
