@@ -189,8 +189,8 @@ def added_to_the_default(networks: list[Model], phenotypes: Model) -> str:
     return (
         "If the logit of one more model with phenotypes is added to that of `connectome-adaptive`, with the best of the "
         f"weights {', '.join(map(str, ADDED[:-1]))} and {ADDED[-1]}, the AUC gains at most {number(gains[most])} points by one "
-        f"of these {len(networks)} networks ({name(most[1])}), and {number(best(phenotypes) - usual)} by M1. Probabilities of three "
-        "trainings are averaged first."
+        f"of these {len(networks)} networks ({name(most[1])}), and {number(best(phenotypes) - usual)} by M1. Probabilities of "
+        "three trainings are averaged first."
     )
 
 
